@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import torch
@@ -36,11 +37,11 @@ _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 class SavedLeaf:
     """Restores a plain leaf's storage, dtype, sizes and strides, requires_grad, that it is a leaf, and its hooks. Not its
-    contents, which the core restores."""
+    contents, which the core restores. Does not keep the tensor alive: a step may replace it, and frees it then."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        self._tensor = tensor
-        self._data = tensor.detach()
+        self._data: torch.Tensor | None = tensor.detach()
+        self._tensor = weakref.ref(tensor, self._forget)
         self._requires_grad = tensor.requires_grad
         self._hooks = [(name, getattr(tensor, name)) for name in _HOOKS]
         self._contents = [dict(hooks or {}) for _, hooks in self._hooks]
@@ -48,17 +49,24 @@ class SavedLeaf:
     def hooks(self) -> list[Any]:
         return [hook for contents in self._contents for hook in contents.values()]
 
-    def _has_moved(self) -> bool:
-        tensor, data = self._tensor, self._data
+    def _forget(self, _: Any) -> None:
+        self._data = None
+        self._hooks.clear()
+        self._contents.clear()
+
+    @staticmethod
+    def _has_moved(tensor: torch.Tensor, data: torch.Tensor) -> bool:
         layout = [(t.dtype, t.shape, t.stride(), t.storage_offset()) for t in (tensor, data)]
         return layout[0] != layout[1] or tensor.untyped_storage()._cdata != data.untyped_storage()._cdata
 
     def put_back(self) -> None:
-        tensor = self._tensor
+        tensor, data = self._tensor(), self._data
+        if tensor is None or data is None:
+            return
         if not tensor.is_leaf:  # an in-place operator has given it a grad_fn
             _core.forget_history(tensor)
-        if self._has_moved():
-            tensor.data = self._data
+        if self._has_moved(tensor, data):
+            tensor.data = data
         for (name, hooks), contents in zip(self._hooks, self._contents):
             if getattr(tensor, name) is not hooks:
                 setattr(tensor, name, hooks)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 import array
 import collections
+import ctypes
 import dis
 import functools
 import random
@@ -28,13 +29,16 @@ from ._objects import objects_of
 from ._packages import is_programs, package_of
 from ._random_generators import SavedGenerator, is_generator
 from ._restored import (
-    PLAIN, SavedArray, SavedCell, SavedClass, SavedContents, SavedContextVariables, SavedIterator, SavedName, SavedNames, SavedSlot,
-    SavedTensorAttributes
+    PLAIN, SavedArray, SavedCache, SavedCell, SavedClass, SavedContents, SavedContextVariables, SavedIterator, SavedMemory, SavedName,
+    SavedNames, SavedSlot, SavedTensorAttributes, length_of
 )
 from .errors import UsageError
 
 # Classes whose attributes are restored. A step may write to an optimizer's state before the update begins, as SAM does.
 _OWNERS = (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
+
+
+_OF_LIBRARIES = (argparse.Namespace, types.SimpleNamespace, torch.quasirandom.SobolEngine)  # whose objects are as the program's
 
 
 def _refuse_lazy(module: torch.nn.Module, _: Any) -> None:
@@ -56,6 +60,15 @@ _HOLDERS = (
     weakref.WeakValueDictionary, weakref.WeakSet,
 )
 _Saved = TypeVar("_Saved")
+
+
+_OF_CTYPES = (ctypes.Array, ctypes.Structure, ctypes._SimpleCData)
+
+
+def _is_shared(value: Any) -> bool:
+    """Whether it is a multiprocessing.Value or Array with a lock."""
+    shared = sys.modules.get("multiprocessing.sharedctypes")
+    return shared is not None and isinstance(value, shared.SynchronizedBase)
 
 
 def _is_array(value: Any) -> bool:
@@ -93,6 +106,7 @@ class PythonState:
             self._saved.append(SavedGenerator(numpy.random))
         self._iterators: dict[int, SavedIterator] = {}  # by id
         self._positions: list[tuple[Any, Any]] = []
+        self._caches: list[SavedCache] = []
         self._seen: set[int] = set()
         self._tuples: list[tuple[Any, ...]] = []  # those of _seen, which others might no longer hold
         self._used_modules: set[tuple[int, int]] = set()  # ids of the module and of the code that uses it
@@ -131,7 +145,7 @@ class PythonState:
         if isinstance(thing, (type, types.ModuleType, types.FunctionType, torch.Tensor, *_OWNERS)):
             return False
         package = package_of(type(thing))
-        return package in self._of_step or is_programs(package) or type(thing) in (argparse.Namespace, types.SimpleNamespace)
+        return package in self._of_step or is_programs(package) or type(thing) in _OF_LIBRARIES
 
     def _is_seen(self, thing: Any) -> bool:
         """Whether this was asked before."""
@@ -169,8 +183,10 @@ class PythonState:
                     function = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
                     if isinstance(function, types.FunctionType):
                         self._note_function(function)
-            for value in self._save(SavedClass(one)).values.values():
-                self._note(value, 0)
+                    elif isinstance(function, functools._lru_cache_wrapper):
+                        self._note_cache(function)
+            for value in self._save(SavedClass(one)).values.values():  # one may be the only object of the class
+                self._note(value, self._depth - 1)
 
     def _note_function(self, step: Any) -> None:
         if isinstance(step, functools.partial):
@@ -261,23 +277,39 @@ class PythonState:
         elif isinstance(value, types.BuiltinMethodType):
             if isinstance(value.__self__, PLAIN):
                 self._note(value.__self__, depth)
+        elif isinstance(value, functools._lru_cache_wrapper):
+            self._note_cache(value)
         elif isinstance(value, type):
             self._note_class(value)
         elif is_generator(value):
             self._save(SavedGenerator(value))
         elif _is_array(value):
             self._note_array(value)
+        elif isinstance(value, _OF_CTYPES):
+            self._save(SavedMemory(value))
+        elif _is_shared(value):
+            self._save(SavedMemory(value.get_obj()))
         elif is_built_in(value) or position_of(value) is not None:
             self._note_iterator(value, depth)
         elif isinstance(value, _HOLDERS) or depth > 0 and self._is_of_the_program(value):
             self._note_object(value, max(depth - 1, 0))
 
     def _note_contents(self, value: Any, depth: int) -> None:
-        if len(value) > min(_LONGEST, self._items_left) or self._is_seen(value):
+        length = length_of(value)
+        if length > min(_LONGEST, self._items_left) or self._is_seen(value):
             return
-        self._items_left -= len(value)
+        self._items_left -= length
         for item in self._save(SavedContents(value)).values():
             self._note(item, depth)
+
+    def _note_cache(self, function: Any) -> None:
+        if not is_programs(package_of(function)) or self._is_seen(function):
+            return
+        cache = self._save(SavedCache(function))
+        self._caches.append(cache)
+        for result in cache.results():
+            self._note(result, self._depth)
+        self._note_function(function.__wrapped__)
 
     def _note_array(self, value: Any) -> None:
         size = memoryview(value).nbytes if isinstance(value, array.array) else value.nbytes
@@ -328,11 +360,17 @@ class PythonState:
                 handle.remove()
 
     def refuse_advanced(self) -> None:
-        """Raises UsageError if a generator or a DataLoader's iterator that cannot be put back was advanced."""
+        """Raises UsageError if a generator or a DataLoader's iterator that cannot be put back was advanced, or a cache filled."""
+        for cache in self._caches:
+            if cache.cannot_go_back():
+                raise UsageError(
+                    f"fit: the recorded step added entries to the cache of {cache.name}, which cannot be taken away again; call it with "
+                    "these arguments before fit, or leave out the sample: fit(step, budget=...) records the first real step"
+                )
         for iterator, position in self._positions:
             if not same_position(position_of(iterator), position):
                 raise UsageError(
-                    f"fit: the recorded step took items from a {type(iterator).__name__}, which cannot be put back; give the step its "
+                    f"fit: the recorded step took items from an iterator ({type(iterator).__name__}) that cannot be put back; give the step its "
                     "batch as an argument, or leave out the sample: fit(step, budget=...) records the first real step"
                 )
 

@@ -18,8 +18,9 @@ class SavedGenerator:
             self._state = thing.getstate()
         elif hasattr(thing, "get_state"):  # torch.Generator, numpy.random.RandomState, or the module itself
             self._state = thing.get_state()
-        else:  # numpy.random.Generator
-            self._state = thing.bit_generator.state
+        else:  # numpy.random.Generator, or the bit generator inside of one
+            self._thing = getattr(thing, "bit_generator", thing)
+            self._state = self._thing.state
 
     def put_back(self) -> None:
         if isinstance(self._thing, random.Random):
@@ -27,7 +28,7 @@ class SavedGenerator:
         elif hasattr(self._thing, "set_state"):
             self._thing.set_state(self._state)
         else:
-            self._thing.bit_generator.state = self._state
+            self._thing.state = self._state
 
 
 def is_generator(thing: Any) -> bool:
@@ -36,4 +37,6 @@ def is_generator(thing: Any) -> bool:
     if isinstance(thing, torch.Generator):
         return True
     numpy = sys.modules.get("numpy")
-    return numpy is not None and isinstance(thing, (numpy.random.Generator, numpy.random.RandomState))
+    return numpy is not None and isinstance(
+        thing, (numpy.random.Generator, numpy.random.RandomState, numpy.random.BitGenerator)
+    )

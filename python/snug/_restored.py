@@ -5,6 +5,8 @@ from __future__ import annotations
 import array
 import collections
 import contextvars
+import ctypes
+import gc
 import operator
 import types
 from collections.abc import Callable
@@ -23,13 +25,22 @@ PLAIN = (*_SEQUENCES, *_MAPPINGS, set)
 ABSENT = object()  # in place of a value: the name had none
 
 
+def _plain_kind_of(container: Any) -> Any:
+    return next(kind for kind in type(container).__mro__ if kind in PLAIN)
+
+
+def length_of(container: Any) -> int:
+    """Returns the number of items without calling a method of the program's class."""
+    return int(_plain_kind_of(container).__len__(container))
+
+
 class SavedContents:
     """Restores the contents of a container whose class is in PLAIN or derives from one of them. Calls no methods of the program's
     classes, which may do something else as well."""
 
     def __init__(self, container: Any) -> None:
         self._container = container
-        self._kind: Any = next(kind for kind in type(container).__mro__ if kind in PLAIN)
+        self._kind = _plain_kind_of(container)
         self._items = self._now()
 
     def _now(self) -> list[Any]:
@@ -73,6 +84,60 @@ class SavedArray:
                 self._elements[:] = self._copy
         elif self._elements.shape == self._copy.shape and self._elements.tobytes() != self._copy.tobytes():
             self._elements[...] = self._copy
+
+
+class SavedMemory:
+    """Restores the bytes of a ctypes object, such as that of a multiprocessing.Value."""
+
+    def __init__(self, thing: Any) -> None:
+        self._thing = thing
+        self._before = self._now()
+
+    def _now(self) -> bytes:
+        return ctypes.string_at(ctypes.addressof(self._thing), ctypes.sizeof(self._thing))
+
+    def put_back(self) -> None:
+        if self._now() != self._before:
+            ctypes.memmove(ctypes.addressof(self._thing), self._before, len(self._before))
+
+
+class SavedCache:
+    """Restores what functools.cache or lru_cache has of a function, unless the cache is bounded and had entries before."""
+
+    def __init__(self, function: Any) -> None:
+        self._function = function
+        self._misses = self._misses_now()
+        # The dictionary of an unbounded cache has the results, that of a bounded one has links to them.
+        held = [held for held in gc.get_referents(function) if type(held) is dict and held is not function.__dict__]
+        self._entries = held[0] if len(held) == 1 else {}
+        self._before = dict(self._entries)
+
+    @property
+    def name(self) -> str:
+        return f"{self._function.__qualname__}()"
+
+    def results(self) -> list[Any]:
+        if self._is_unbounded():
+            return list(self._before.values())
+        return [held for link in self._before.values() for held in gc.get_referents(link)]
+
+    def _misses_now(self) -> int:
+        return int(self._function.cache_info().misses)
+
+    def _is_unbounded(self) -> bool:
+        return self._function.cache_info().maxsize is None
+
+    def cannot_go_back(self) -> bool:
+        """Whether entries have been added that cannot be taken away again."""
+        return bool(self._before) and not self._is_unbounded() and self._misses_now() != self._misses
+
+    def put_back(self) -> None:
+        if not self._before:
+            if self._function.cache_info().currsize:
+                self._function.cache_clear()
+        elif self._is_unbounded() and len(self._entries) != len(self._before):
+            self._entries.clear()
+            self._entries.update(self._before)
 
 
 class SavedContextVariables:

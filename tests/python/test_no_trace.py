@@ -216,10 +216,10 @@ def test_what_a_closure_and_globals_hold_is_as_before():
 def test_a_generator_that_a_step_advances_is_named():
     model = torch.nn.Linear(4, 1)
     batches = (torch.randn(2, 4) for _ in range(10))
-    with pytest.raises(snug.UsageError, match=r"items from a generator.*fit\(step, budget=...\)"):
+    with pytest.raises(snug.UsageError, match=r"items from an iterator .generator.*fit\(step, budget=...\)"):
         snug.fit(lambda _: model(next(batches)).sum(), None, "100%")
     loader = iter(torch.utils.data.DataLoader(torch.randn(10, 4), batch_size=2))
-    with pytest.raises(snug.UsageError, match="items from a _SingleProcessDataLoaderIter"):
+    with pytest.raises(snug.UsageError, match="items from an iterator ._SingleProcessDataLoaderIter"):
         snug.fit(lambda _: model(next(loader)).sum(), None, "100%")
 
 
@@ -229,5 +229,5 @@ def test_iterators_in_closures_are_as_before():
     snug.fit(lambda _: model(next(one)).sum() * (1 + next(numbers)), None, "100%").close()
     assert next(one) is batches[0] and next(numbers) == 0
     counted = enumerate(batches)
-    with pytest.raises(snug.UsageError, match="items from a enumerate"):
+    with pytest.raises(snug.UsageError, match="items from an iterator .enumerate"):
         snug.fit(lambda _: model(next(counted)[1]).sum(), None, "100%")

@@ -1,0 +1,139 @@
+"""Caches, and objects that are reached through caches, classes and libraries, are as before fit."""
+
+import ctypes
+import enum
+import functools
+import logging
+import multiprocessing
+import weakref
+
+import pytest
+import torch
+from conftest import only_on_the_cpu
+from plain_and import leaf
+
+import snug
+
+pytestmark = only_on_the_cpu("budgets of the CPU")
+
+
+def fit(step):
+    snug.fit(step, torch.randn(64, 8), "100%").close()
+
+
+def loss_of(weight, x):
+    return (x @ weight).tanh().sum()
+
+
+@pytest.fixture
+def weight():
+    return leaf(8, 8)
+
+
+class Schedule:
+    only = None
+
+    def __init__(self):
+        self.steps = 0
+
+    def count(self):
+        self.steps += 1
+        return self.steps
+
+    @classmethod
+    def get(cls):
+        if cls.only is None:
+            cls.only = cls()
+        return cls.only
+
+
+@functools.lru_cache
+def features(columns):
+    return torch.randn(8, columns)
+
+
+@functools.cache
+def schedule():
+    return Schedule()
+
+
+@functools.lru_cache(maxsize=4)
+def mask(rows):
+    return torch.rand(rows, 1)
+
+
+def test_random_numbers_in_an_empty_cache_are_drawn_again(weight):
+    features.cache_clear()
+    torch.manual_seed(3)
+    torch.randn(64, 8)  # the sample
+    expected = torch.randn(8, 8)
+    torch.manual_seed(3)
+    fit(lambda x: loss_of(weight, x @ features(8)))
+    assert torch.equal(features(8), expected)
+
+
+@pytest.mark.parametrize("made_before", [False, True])
+def test_the_only_object_of_a_cache(weight, made_before):
+    schedule.cache_clear()
+    before = schedule() if made_before else None
+    fit(lambda x: loss_of(weight, x) / schedule().count())
+    assert schedule().steps == 0 and (schedule() is before or not made_before)
+
+
+def test_entries_that_cannot_be_taken_away_are_named(weight):
+    mask.cache_clear()
+    mask(2)
+    with pytest.raises(snug.UsageError, match=r"added entries to the cache of mask\(\)"):
+        fit(lambda x: loss_of(weight, x * mask(64)))
+    fit(lambda x: loss_of(weight, x * mask(64)))  # it is there now
+
+
+class Kinds(enum.Enum):
+    FIRST = 1
+
+    def count(self):
+        self.calls = getattr(self, "calls", 0) + 1
+        return self.calls
+
+
+def test_objects_that_classes_hold(weight):
+    Schedule.only = Schedule()
+    Kinds.FIRST.count()
+    fit(lambda x: loss_of(weight, x) / Schedule.get().count() / Kinds.FIRST.count())
+    assert Schedule.only.steps == 0 and Kinds.FIRST.calls == 1
+
+
+def test_sources_of_points_and_bits(weight):
+    numpy = pytest.importorskip("numpy")
+    sobol, bit_generator = torch.quasirandom.SobolEngine(8), numpy.random.PCG64(3)
+    expected = numpy.random.PCG64(3).random_raw(2).tolist()
+    fit(lambda x: loss_of(weight, x + sobol.draw(64)) / (1 + bit_generator.random_raw()))
+    assert sobol.num_generated == 0 and bit_generator.random_raw(2).tolist() == expected
+
+
+def test_numbers_of_c(weight):
+    number, shared = ctypes.c_long(0), multiprocessing.Value("l", 0)
+
+    def step(x):
+        number.value += 1
+        with shared.get_lock():
+            shared.value += 1
+        return loss_of(weight, x) / shared.value
+
+    fit(step)
+    assert number.value == 0 and shared.value == 0
+
+
+def test_what_a_step_replaces_in_a_library_is_freed_while_it_is_recorded(weight):
+    holder = logging.getLogger("test_no_trace_of_caches")
+    holder.buffer = torch.zeros(64, 8)
+    alive = bytearray(1)
+
+    def step(x):
+        before = weakref.ref(holder.buffer)
+        holder.buffer = x + 0
+        alive[0] |= before() is not None
+        return loss_of(weight, holder.buffer)
+
+    fit(step)
+    assert not alive[0]
