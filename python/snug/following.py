@@ -72,6 +72,8 @@ class PlanWatch:
         """Returns the reason for a warning and its message. Both are empty if there is none."""
         evicted = f"{report.evictions} values were evicted"
         if report.divergence == _NO_PLAN_FITS:
+            if report.evictions == 0:
+                return "", ""  # nothing took longer than with a plan
             return report.divergence, (
                 f"{_NO_PLAN_FITS}, so it keeps everything until memory runs out; {evicted}, which takes longer than a "
                 "plan; raise the budget to session.plan.floor, or use a smaller batch"

@@ -145,6 +145,12 @@ class Session:
         self._look_at_step()
         return loss
 
+    def __reduce__(self) -> Any:
+        raise UsageError(
+            "session: it is bound to its step and to this process, and cannot be copied or pickled; leave it out where an object "
+            "that refers to it is (in its __getstate__), and call snug.fit for the copy"
+        )
+
     def _look_at_step(self) -> None:
         report = self._core.last_step
         log_step(report)

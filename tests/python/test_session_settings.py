@@ -1,5 +1,8 @@
 """Properties of a session: reading gives the mode, setting takes what fit and Region take."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 
@@ -54,3 +57,10 @@ def test_a_closed_session_takes_no_settings(weight):
     for name in ("verify_replays", "detect_anomalies"):
         with pytest.raises(snug.UsageError, match="closed"):
             setattr(session, name, True)
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_session_is_not_copied(weight, copied):
+    with session_of(weight) as session:
+        with pytest.raises(snug.UsageError, match="cannot be copied or pickled; leave it out"):
+            copied(session)
