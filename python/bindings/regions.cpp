@@ -210,6 +210,7 @@ void bind_regions(py::module_& m) {
       .def(py::init<>())
       .def("__enter__", &PyGatesInBackward::enter)
       .def("__exit__", [](PyGatesInBackward& scope, const py::args&) { scope.exit(); });
+  m.def("any_tape", [] { return record::Tape::alive() > 0; });
   m.def(
       "announce_writes",
       [](const std::vector<at::Tensor>& tensors) {

@@ -12,6 +12,8 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from torch.autograd.graph import increment_version
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from . import _core
 
@@ -51,6 +53,18 @@ def _wrap_triton(module: ModuleType) -> None:
 
     module.JITFunction.run = run
 
+
+def _count_fused_writes(optimizer: Any, *_: Any) -> None:
+    """Fused kernels of optimizers do not raise the versions of the parameters that they write. A replay that comes later, as
+    where hooks step in the backward pass, has to notice."""
+    if not _core.any_tape():
+        return
+    for group in optimizer.param_groups:
+        if group.get("fused"):
+            increment_version([p for p in group["params"] if p.grad is not None])
+
+
+register_optimizer_step_post_hook(_count_fused_writes)
 
 # Functions that wrap the classes of a module, by its name.
 _WRAPPED: dict[str, Callable[[ModuleType], None]] = {

@@ -37,6 +37,11 @@ void CallLog::roll_back(const Mark& mark) {
 void CallLog::add_constant(const c10::IValue& value) {
   arguments_.push_back({Argument::Kind::Constant, static_cast<std::int32_t>(constants_.size()), 1});
   constants_.push_back(value);
+  if (!value.isList()) return;
+  const c10::List<c10::IValue> list = value.toList();
+  constexpr int kOurs = 3;  // the stack's, the constant's and this one
+  // TorchScript hands over its own lists, and may change them.
+  if (list.use_count() > kOurs) constants_.back() = list.copy();
 }
 
 void CallLog::add_view(const at::Tensor& tensor, plan::ValueId value) {

@@ -20,9 +20,9 @@ using at::Float32Precision;
 
 /// A field of GlobalSettings::bits_, whose lowest come first.
 struct Setting {
-  unsigned bits;
-  std::uint32_t (*get)(const Context&);
-  void (*set)(Context&, std::uint32_t);
+  unsigned bits = 0;
+  std::uint32_t (*get)(const Context&) = nullptr;
+  void (*set)(Context&, std::uint32_t) = nullptr;
 };
 
 template <bool (Context::*Get)() const, void (Context::*Set)(bool)>
@@ -90,9 +90,18 @@ constexpr Setting kDefaultType = {
 
 constexpr Setting kOneDnn = flag<&Context::userEnabledMkldnn, &Context::setUserEnabledMkldnn>();
 
+/// Of kernels of custom operators that compute attention: PyTorch's own is taken apart before it is recorded.
+constexpr std::array kAttention = {
+    flag<&Context::userEnabledMathSDP, &Context::setSDPUseMath>(),
+    flag<&Context::userEnabledFlashSDP, &Context::setSDPUseFlash>(),
+    flag<&Context::userEnabledMemEfficientSDP, &Context::setSDPUseMemEfficient>(),
+    flag<&Context::userEnabledCuDNNSDP, &Context::setSDPUseCuDNN>(),
+    flag<&Context::userEnabledOverrideableSDP, &Context::setSDPUseOverrideable>(),
+};
+
 constexpr std::array kElementwise = {kDefaultType, kDeterministic, kOneDnn};
 
-constexpr std::array kOnCpu = {
+constexpr std::array kOnCpuAlone = {
     kDefaultType,
     kDeterministic,
     kOneDnn,
@@ -103,7 +112,7 @@ constexpr std::array kOnCpu = {
     precision<Float32Backend::MKLDNN, Float32Op::RNN>(),
 };
 
-constexpr std::array kOnAccelerators = {
+constexpr std::array kOnAcceleratorsAlone = {
     kDefaultType,
     kDeterministic,
     kProducts,
@@ -117,23 +126,33 @@ constexpr std::array kOnAccelerators = {
     reduction<&Context::allowBF16ReductionCuBLAS, &Context::setAllowBF16ReductionCuBLAS>(),
 };
 
+template <std::size_t N, std::size_t M>
+constexpr std::array<Setting, N + M> both(const std::array<Setting, N>& a, const std::array<Setting, M>& b) {
+  std::array<Setting, N + M> all{};
+  std::ranges::copy(b, std::ranges::copy(a, all.begin()).out);
+  return all;
+}
+
+constexpr std::array kOnCpu = both(kOnCpuAlone, kAttention);
+constexpr std::array kOnAccelerators = both(kOnAcceleratorsAlone, kAttention);
+
 template <std::size_t N>
-std::uint32_t read(const std::array<Setting, N>& settings) {
+std::uint64_t read(const std::array<Setting, N>& settings) {
   const Context& context = at::globalContext();
-  std::uint32_t bits = 0;
+  std::uint64_t bits = 0;
   unsigned shift = 0;
   for (const Setting& setting : settings) {
-    bits |= setting.get(context) << shift;
+    bits |= std::uint64_t{setting.get(context)} << shift;
     shift += setting.bits;
   }
   return bits;
 }
 
 template <std::size_t N>
-void write(const std::array<Setting, N>& settings, std::uint32_t bits) {
+void write(const std::array<Setting, N>& settings, std::uint64_t bits) {
   Context& context = at::globalContext();
   for (const Setting& setting : settings) {
-    const std::uint32_t to = bits & ((1U << setting.bits) - 1U);
+    const auto to = static_cast<std::uint32_t>(bits & ((std::uint64_t{1} << setting.bits) - 1));
     if (setting.get(context) != to) setting.set(context, to);
     bits >>= setting.bits;
   }

@@ -8,9 +8,7 @@ namespace snug::record {
 /// The settings of at::globalContext(), which are the process's, that choose kernels and their precision: those of
 /// torch.set_float32_matmul_precision and of fp32_precision in torch.backends, torch.use_deterministic_algorithms,
 /// whether oneDNN, NNPACK and cuDNN are used, whether they are deterministic, cuDNN's benchmark mode, sums of reduced
-/// precision in cuBLAS; and the default type of results.
-///
-/// Settings by which an operator is taken apart before it is recorded, as those of attention, are not among them.
+/// precision in cuBLAS; those of torch.nn.attention.sdpa_kernel; and the default type of results.
 class GlobalSettings {
  public:
   /// Those that a kernel may depend on: an elementwise one computes no products; of convolutions and recurrent layers
@@ -28,7 +26,7 @@ class GlobalSettings {
   friend bool operator==(const GlobalSettings&, const GlobalSettings&) = default;
 
  private:
-  std::uint32_t bits_ = 0;
+  std::uint64_t bits_ = 0;
   Of of_ = Of::Elementwise;
 };
 

@@ -93,7 +93,10 @@ void HiddenWrites::writes(const at::Tensor& tensor) {
   const auto is_it = [&](const at::Tensor& t) { return t.storage().unsafeGetStorageImpl() == storage; };
   if (std::ranges::any_of(found_, is_it)) return;
   OperatorGate::tell_before_write(tensor);
-  if (const auto& tape = recording_tape()) tape->written_elsewhere(tensor.storage().unsafeGetStorageImpl());
+  if (const auto& tape = recording_tape()) {
+    tape->written_elsewhere(tensor.storage().unsafeGetStorageImpl());
+    tape->note_written(tensor, /*version_tells=*/false);
+  }
   found_.push_back(tensor);
 }
 

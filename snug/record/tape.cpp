@@ -1,5 +1,6 @@
 #include "snug/record/tape.h"
 
+#include <atomic>
 #include <utility>
 
 #include "snug/base/errors.h"
@@ -11,12 +12,21 @@
 
 namespace snug::record {
 
+namespace {
+
+std::atomic<int> s_alive = 0;
+
+}  // namespace
+
 Tape::Tape(Policy policy, std::shared_ptr<TapeObserver> observer) : follower_(std::move(policy)) {
+  ++s_alive;
   if (follower_.keeps_nothing()) values_.hold_no_leaves();
   if (observer) observers_.add(std::move(observer));
 }
 
-Tape::~Tape() = default;
+Tape::~Tape() { --s_alive; }
+
+int Tape::alive() noexcept { return s_alive; }
 
 /// The step's first operator, or region, is about to begin.
 void Tape::decide() {

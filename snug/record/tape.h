@@ -1,6 +1,7 @@
 #pragma once
 
 #include <c10/core/DispatchKeySet.h>
+#include <c10/util/flat_hash_map.h>
 
 #include <cstdint>
 #include <exception>
@@ -50,6 +51,9 @@ class Tape {
   Tape(const Tape&) = delete;
   Tape& operator=(const Tape&) = delete;
 
+  /// How many tapes there are in the process, recording or waiting for backward passes.
+  static int alive() noexcept;
+
   // --- recording ---------------------------------------------------------------------------------------------------
 
   /// Runs the call on `stack` under `keys` and records it.
@@ -85,6 +89,9 @@ class Tape {
 
   /// Another tape, which hides this one, is about to record a write: what was known of the storage no longer holds.
   void written_elsewhere(c10::StorageImpl* storage);
+  /// An operator has written the tensor, here or elsewhere, and so what saved tensors show that have the same bytes.
+  /// `version_tells`: whether a version rises for that.
+  void note_written(const at::Tensor& tensor, bool version_tells);
   /// The tape that this one hides while it records, or nullptr.
   void set_outer(Tape* outer) noexcept { outer_ = outer; }
 
@@ -215,9 +222,6 @@ class Tape {
   void bind(SavedTensor& saved);
   void bind_each(const std::vector<SavedTensor*>& saved);
   StandsFor what_is_left_for(const SavedTensor& saved);
-  /// Whether the write changes what a saved tensor of the value shows without raising its version, as one through
-  /// `.data` does: the counters are different ones, and the bytes are not.
-  bool changes_saved(plan::ValueId value, const WrittenTensor& written);
   void let_go_originals(plan::ValueId leaf, std::vector<at::Tensor>& let_go);
   void bind_before(const OperatorTraits& traits, const c10::IValue* arguments);
   void keep(plan::ValueId value, const c10::Storage& storage);
@@ -247,8 +251,9 @@ class Tape {
   std::exception_ptr failure_;         // of a policy, or of moving; thrown when the call has been recorded whole
   std::vector<SavedTensor*> waiting_;  // for their operator
   struct {
-    std::vector<SavedTensor*> bound;  // that stand for a value
-    std::int64_t unplain = 0;         // that cannot be on a tape
+    std::vector<SavedTensor*> bound;                   // that stand for a value
+    ska::flat_hash_map<c10::StorageImpl*, int> count;  // of those by storage
+    std::int64_t unplain = 0;                          // that cannot be on a tape
   } saved_;
   Tape* outer_ = nullptr;    // that records when this one does not
   plan::OpId position_ = 0;  // of backward

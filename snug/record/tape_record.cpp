@@ -67,7 +67,10 @@ void Tape::leave_out(PendingCall& pending) {
   const PatientLock lock(mutex_);
   const std::vector<WrittenTensor> written = pending.lists.written;
   roll_back(pending);
-  for (const WrittenTensor& w : written) written_elsewhere(w.tensor.storage().unsafeGetStorageImpl());
+  for (const WrittenTensor& w : written) {
+    written_elsewhere(w.tensor.storage().unsafeGetStorageImpl());
+    note_written(w.tensor, pending.traits.tells_writes);
+  }
   observers_.tell_recording(&TapeObserver::op_not_recorded);
 }
 
@@ -87,7 +90,9 @@ void Tape::run_once(const c10::OperatorHandle& op, const OperatorTraits& traits,
     observers_.tell_recording(&TapeObserver::op_begins, *this);
     if (traits.raises == OperatorTraits::Raises::BeforeTheKernel) excuse(traits, arguments_on(stack, traits));
     for_each_written(traits, arguments_on(stack, traits), [&](const at::Tensor& written) {
-      if (!gathers(written)) written_elsewhere(written.storage().unsafeGetStorageImpl());
+      if (gathers(written)) return;
+      written_elsewhere(written.storage().unsafeGetStorageImpl());
+      note_written(written, traits.tells_writes);
     });
   }
   observers_.tell_recording(&TapeObserver::kernel_begins);
@@ -257,9 +262,7 @@ void Tape::add_written(PendingCall& pending, const WrittenTensor& written) {
     return;
   }
   if (flow().is_leaf(before)) let_go_originals(before, pending.let_go);
-  // Kernels write results in parts with version counters of their own (unsafe_chunk), and programs have parameters and
-  // other state in one storage: only saved bytes count.
-  if (by_schema(written) && changes_saved(before, written)) values_.set_written_over(before);
+  note_written(written.tensor, traits.tells_writes && by_schema(written));
   if (!values_.copied(before)) values_.take(before);
   if (observers_.see_results()) pending.lists.results.push_back(written.tensor);
   const plan::ValueId value = add_output(pending, written.tensor, before, written.slot);

@@ -57,6 +57,7 @@ void Tape::bind(SavedTensor& saved) {
   saved.bound = true;
   saved.place = saved_.bound.size();
   saved_.bound.push_back(&saved);
+  ++saved_.count[values_.address(value)];
   values_.pack(value, saved.stands_for);
   const bool leaves = leaves_weights(value);
   if (!is_there()) {
@@ -76,13 +77,20 @@ void Tape::bind(SavedTensor& saved) {
   saved.storage = c10::Storage();
 }
 
-bool Tape::changes_saved(plan::ValueId value, const WrittenTensor& written) {
-  if (ledger().packs(value) == 0) return false;
-  const View view = calls_.look(written.tensor);
-  return std::ranges::any_of(saved_.bound, [&](const SavedTensor* saved) {
-    return saved->view.value == value && !saved->version.same_counter(written.version) &&
-           calls_.geometry().overlap(saved->view, view);
-  });
+void Tape::note_written(const at::Tensor& tensor, bool version_tells) {
+  const PatientLock lock(mutex_);
+  if (outer_ != nullptr) outer_->note_written(tensor, version_tells);
+  c10::StorageImpl* const storage = tensor.storage().unsafeGetStorageImpl();
+  if (saved_.count.find(storage) == saved_.count.end()) return;
+  const View view = calls_.look(tensor);
+  for (SavedTensor* const saved : saved_.bound) {
+    if (values_.address(saved->view.value) != storage || !calls_.geometry().overlap(saved->view, view)) continue;
+    if (version_tells) {
+      saved->written_over = true;
+    } else {
+      saved->written = tensor.storage();
+    }
+  }
 }
 
 at::Tensor Tape::original_of(const SavedTensor& saved) const {
@@ -109,6 +117,10 @@ at::Tensor Tape::hand_out(SavedTensor& saved, const c10::Storage& storage) {
   if (at::Tensor original = original_of(saved); original.defined() && !original.requires_grad()) return original;
   at::Tensor tensor = calls_.geometry().tensor(saved.view, storage);
   const plan::ValueId value = saved.view.value;
+  if (saved.written) {
+    saved.version.count_writes_of(tensor);
+    return tensor;
+  }
   if (saved.stands_for == StandsFor::Image) {
     values_.images().count_writes_of(value, tensor);
     return tensor;
@@ -206,6 +218,9 @@ void Tape::forget(SavedTensor& saved, int unpacked_in) {
   observers_.tell_recording(&TapeObserver::release_begins, saved.view.value);
   saved.handed_out = at::Tensor();  // first: then the storage is the tape's alone, and what that frees is seen
   saved.kept_tensor = at::Tensor();
+  saved.written = c10::Storage();
+  const auto count = saved_.count.find(values_.address(saved.view.value));
+  if (--count->second == 0) saved_.count.erase(count);
   values_.release(saved.view.value, unpacked_in, saved.stands_for);
   observers_.tell_recording(&TapeObserver::release_ends);
   saved_.bound[saved.place] = saved_.bound.back();

@@ -97,10 +97,6 @@ class ValueStore {
   void set_of_result(plan::ValueId leaf) { at(leaf).of_result = true; }
   /// Whether the storage was there before any recorded operator wrote it.
   [[nodiscard]] bool was_there(plan::ValueId value) const { return at(value).was_there; }
-  /// Whether a recorded operator has written over the value since, as its schema says, so that saved tensors of it show
-  /// other contents, whether their version tells or not.
-  [[nodiscard]] bool written_over(plan::ValueId value) const { return at(value).written_over; }
-  void set_written_over(plan::ValueId value) { at(value).written_over = true; }
 
   // --- contents ----------------------------------------------------------------------------------------------------
 
@@ -235,7 +231,6 @@ class ValueStore {
     bool all_written = false;
     bool was_there = false;
     bool of_result = false;  // a leaf: contents that something unseen left in a result
-    bool written_over = false;
     std::optional<plan::Action> away;
     bool read = false;
     std::optional<c10::ScalarType> saved_as;

@@ -3,9 +3,10 @@
 #include <c10/core/TensorImpl.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <functional>
-#include <numeric>
+#include <span>
+#include <utility>
+#include <vector>
 
 namespace snug::record {
 
@@ -18,6 +19,7 @@ View GeometryPool::add(const at::Tensor& tensor) {
   view.dimensions = static_cast<std::uint16_t>(impl.dim());
   view.dtype = c10::typeMetaToScalarType(impl.dtype());
   view.device = impl.device().index();
+  view.requires_grad = impl.requires_grad();
   const c10::IntArrayRef sizes = impl.sizes();
   const c10::IntArrayRef strides = impl.strides();
   pool_.insert(pool_.end(), sizes.begin(), sizes.end());
@@ -44,6 +46,29 @@ at::Tensor GeometryPool::tensor(const View& view, c10::Storage storage) const {
   return result;
 }
 
+namespace {
+
+/// How far two views go along a dimension that they have in common, in elements of `stride`.
+struct Steps {
+  std::int64_t stride = 0, of_a = 1, of_b = 1;
+};
+
+/// Whether a step of a and one of b along each dimension lead to elements that are as far apart. Each of `dimensions`
+/// leads further than all before it together, so that there are two numbers of steps to try.
+bool meet(std::span<const Steps> dimensions, std::int64_t distance) {
+  if (dimensions.empty()) return distance == 0;
+  const Steps& steps = dimensions.back();
+  const std::int64_t toward_zero = distance / steps.stride;
+  for (const std::int64_t by : {toward_zero, toward_zero + (distance < 0 ? -1 : 1)}) {
+    if (by < steps.of_a && -by < steps.of_b &&
+        meet(dimensions.first(dimensions.size() - 1), distance - by * steps.stride))
+      return true;
+  }
+  return false;
+}
+
+}  // namespace
+
 bool GeometryPool::overlap(const View& a, const View& b) const {
   const auto last = [&](const View& view) {  // byte, and one before the first where there is none
     std::int64_t element = view.offset;
@@ -57,19 +82,27 @@ bool GeometryPool::overlap(const View& a, const View& b) const {
     return view.offset * static_cast<std::int64_t>(c10::elementSize(view.dtype));
   };
   if (last(a) < first(b) || last(b) < first(a)) return false;
-  if (a.dtype != b.dtype || sizes(a) != sizes(b) || strides(a) != strides(b)) return true;
-  // Parts of one tensor, such as chunks of its columns: they differ by whole steps along each dimension.
-  std::vector<std::size_t> by_stride(a.dimensions);
-  std::iota(by_stride.begin(), by_stride.end(), 0);
-  std::ranges::sort(by_stride, std::greater(), [&](std::size_t i) { return strides(a)[i]; });
-  std::int64_t distance = std::abs(a.offset - b.offset);
-  for (const std::size_t i : by_stride) {
-    const std::int64_t stride = strides(a)[i];
-    if (stride == 0) continue;
-    if (distance / stride >= sizes(a)[i]) return false;
-    distance %= stride;
+  if (a.dtype != b.dtype) return true;
+  // Parts of one tensor, such as rows, or chunks of columns: they differ by whole steps along each dimension.
+  std::vector<Steps> all;
+  const auto add = [&](const View& view, std::int64_t Steps::*of) {
+    for (std::size_t i = 0; i < view.dimensions; ++i) {
+      const std::int64_t stride = strides(view)[i];
+      if (sizes(view)[i] == 1 || stride == 0) continue;
+      auto steps = std::ranges::find(all, stride, &Steps::stride);
+      if (steps == all.end()) steps = all.insert(all.end(), Steps{.stride = stride});
+      if (std::exchange((*steps).*of, sizes(view)[i]) != 1) return false;
+    }
+    return true;
+  };
+  if (!add(a, &Steps::of_a) || !add(b, &Steps::of_b)) return true;
+  std::ranges::sort(all, std::less(), &Steps::stride);
+  std::int64_t reach = 0;
+  for (const Steps& steps : all) {
+    if (reach >= steps.stride) return true;
+    reach += (std::max(steps.of_a, steps.of_b) - 1) * steps.stride;
   }
-  return true;
+  return meet(all, b.offset - a.offset);
 }
 
 bool GeometryPool::shows(const View& view, const at::Tensor& tensor) const {

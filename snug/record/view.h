@@ -22,6 +22,7 @@ struct View {
   std::uint16_t dimensions = 0;
   c10::ScalarType dtype = c10::ScalarType::Undefined;
   c10::DeviceIndex device = -1;  // of several of its type; the CPU has none
+  bool requires_grad = false;
 };
 
 /// Sizes and strides of many views in one block of memory.

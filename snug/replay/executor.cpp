@@ -168,7 +168,11 @@ torch::jit::Stack arguments_of(const Tape& tape, const Call& call, const Written
     const record::View& view = calls.view(index);
     if (view.value == plan::kNoValue) return at::Tensor();
     const c10::Storage* replaced = written.find(view.value);
-    return calls.geometry().tensor(view, replaced != nullptr ? *replaced : tape.values().storage(view.value));
+    at::Tensor same =
+        calls.geometry().tensor(view, replaced != nullptr ? *replaced : tape.values().storage(view.value));
+    // Products that the kernel calls choose their own by this.
+    if (call.traits->foreign && view.requires_grad) same.set_requires_grad(true);
+    return same;
   };
   torch::jit::Stack stack;
   const std::size_t count = call.traits->arguments.size();

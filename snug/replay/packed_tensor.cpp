@@ -110,6 +110,7 @@ at::Tensor PackedTensor::wrap_again() {
 }
 
 c10::Storage PackedTensor::contents() {
+  if (saved_.written) return saved_.written;
   const plan::ValueId value = saved_.view.value;
   record::ValueStore& values = tape_->values();
   if (saved_.stands_for == record::StandsFor::Image) {
@@ -127,7 +128,7 @@ c10::Storage PackedTensor::contents() {
 
 void PackedTensor::check_version(plan::ValueId value) const {
   if (!saved_.version.raised()) {
-    if (!tape_->values().written_over(value)) return;
+    if (!saved_.written_over) return;
     throw Error(fmt::format(
         "backward: {}, which an operator saved for its gradient, was modified in place since, in a way that its "
         "version does not tell, as through `.data`: the gradient would be wrong; modify it after backward, or a "
