@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <utility>
 
 #include "snug/base/errors.h"
@@ -82,9 +83,10 @@ void Tape::note_written(const at::Tensor& tensor, bool version_tells) {
   if (outer_ != nullptr) outer_->note_written(tensor, version_tells);
   c10::StorageImpl* const storage = tensor.storage().unsafeGetStorageImpl();
   if (saved_.count.find(storage) == saved_.count.end()) return;
-  const View view = calls_.look(tensor);
+  const std::optional<View> view = is_plain(tensor) ? std::optional(calls_.look(tensor)) : std::nullopt;
   for (SavedTensor* const saved : saved_.bound) {
-    if (values_.address(saved->view.value) != storage || !calls_.geometry().overlap(saved->view, view)) continue;
+    if (values_.address(saved->view.value) != storage) continue;
+    if (view && !calls_.geometry().overlap(saved->view, *view)) continue;
     if (version_tells) {
       saved->written_over = true;
     } else {
