@@ -95,7 +95,7 @@ void HiddenWrites::writes(const at::Tensor& tensor) {
   OperatorGate::tell_before_write(tensor);
   if (const auto& tape = recording_tape()) {
     tape->written_elsewhere(tensor.storage().unsafeGetStorageImpl());
-    tape->note_written(tensor, /*version_tells=*/false);
+    tape->note_written(tensor, Tape::Version::MayStay);
   }
   found_.push_back(tensor);
 }

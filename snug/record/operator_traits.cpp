@@ -186,11 +186,12 @@ std::unique_ptr<OperatorTraits> read_traits(const c10::OperatorHandle& op) {
   traits->annotation = traits->name.starts_with("profiler::");
   traits->rebinds =
       traits->name == "aten::set_" || traits->name == "aten::set_data" || traits->name == "aten::shallow_copy_data_";
-  traits->tells_writes = traits->writes_any && op.hasKernelForDispatchKey(c10::DispatchKey::ADInplaceOrView);
-  if (traits->writes_any && (traits->name.starts_with("aten::") || traits->tells_writes)) {
+  if (traits->writes_any && op.hasKernelForDispatchKey(c10::DispatchKey::ADInplaceOrView)) {
     // torch.library.custom_op does it before, what is made of C++ after.
     const bool early = op.debug().find("torch/_library/custom_ops.py") != std::string::npos;
     traits->raises = early ? OperatorTraits::Raises::BeforeTheKernel : OperatorTraits::Raises::AfterTheKernel;
+  } else if (traits->writes_any && traits->name.starts_with("aten::")) {
+    traits->raises = OperatorTraits::Raises::Perhaps;
   }
   // As the names of LibTorch's operators say, it writes its first argument; whether the schema does, or not.
   if (traits->collective != OperatorTraits::Collective::No && traits->name.ends_with('_') && !traits->arguments.empty())

@@ -41,10 +41,8 @@ struct OperatorTraits {
   bool uninitialized = false;  ///< results have unspecified contents: empty and kin
   int scratch_result = -1;     ///< position of a result whose bits prove nothing, or -1
   /// When LibTorch raises the version counters of what the schema says is written: before the kernel that the recorder
-  /// runs, after it, or not at all (but inside of the kernel).
-  enum class Raises : std::uint8_t { Never, BeforeTheKernel, AfterTheKernel } raises = Raises::Never;
-  /// Whether a version rises for what the schema says is written. Of the others some raise one, as operators on lists.
-  bool tells_writes = false;
+  /// runs, after it, or not at all (but inside of the kernel). Perhaps: after it, or not, as operators on lists.
+  enum class Raises : std::uint8_t { Never, BeforeTheKernel, AfterTheKernel, Perhaps } raises = Raises::Never;
   bool rebinds = false;  ///< gives a tensor another storage (set_)
   /// Whether it runs together with other processes, once. FillsLater: its results are there when an operator that
   /// Waits, whose first argument they are, has run.

@@ -89,9 +89,10 @@ class Tape {
 
   /// Another tape, which hides this one, is about to record a write: what was known of the storage no longer holds.
   void written_elsewhere(c10::StorageImpl* storage);
+  /// Whether a write raises the version of what is written.
+  enum class Version : std::uint8_t { Rises, MayStay };
   /// An operator has written the tensor, here or elsewhere, and so what saved tensors show that have the same bytes.
-  /// `version_tells`: whether a version rises for that.
-  void note_written(const at::Tensor& tensor, bool version_tells);
+  void note_written(const at::Tensor& tensor, Version version);
   /// The tape that this one hides while it records, or nullptr.
   void set_outer(Tape* outer) noexcept { outer_ = outer; }
 

@@ -36,6 +36,14 @@ void for_each_result(const torch::jit::Stack& stack, std::size_t first, const Ca
   }
 }
 
+using Raises = OperatorTraits::Raises;
+
+/// Of what the schema says is written.
+Tape::Version version_of_writes(const OperatorTraits& traits) {
+  const bool rises = traits.raises == Raises::BeforeTheKernel || traits.raises == Raises::AfterTheKernel;
+  return rises ? Tape::Version::Rises : Tape::Version::MayStay;
+}
+
 /// Whether a result is in a storage of its own, and not a view of an input.
 bool is_new(const at::Tensor& result, const PendingLists& lists) {
   return result.defined() && is_plain(result) &&
@@ -69,7 +77,7 @@ void Tape::leave_out(PendingCall& pending) {
   roll_back(pending);
   for (const WrittenTensor& w : written) {
     written_elsewhere(w.tensor.storage().unsafeGetStorageImpl());
-    note_written(w.tensor, pending.traits.tells_writes);
+    note_written(w.tensor, version_of_writes(pending.traits));
   }
   observers_.tell_recording(&TapeObserver::op_not_recorded);
 }
@@ -88,11 +96,11 @@ void Tape::run_once(const c10::OperatorHandle& op, const OperatorTraits& traits,
   {
     const PatientLock lock(mutex_);
     observers_.tell_recording(&TapeObserver::op_begins, *this);
-    if (traits.raises == OperatorTraits::Raises::BeforeTheKernel) excuse(traits, arguments_on(stack, traits));
+    if (traits.raises == Raises::BeforeTheKernel) excuse(traits, arguments_on(stack, traits));
     for_each_written(traits, arguments_on(stack, traits), [&](const at::Tensor& written) {
       if (gathers(written)) return;
       written_elsewhere(written.storage().unsafeGetStorageImpl());
-      note_written(written, traits.tells_writes);
+      note_written(written, version_of_writes(traits));
     });
   }
   observers_.tell_recording(&TapeObserver::kernel_begins);
@@ -148,7 +156,7 @@ void Tape::prepare(PendingCall& pending, const c10::IValue* arguments) {
   observers_.tell_recording(&TapeObserver::op_begins, *this);
   versions_.settle();
   if (!waiting_.empty()) bind_before(pending.traits, arguments);
-  if (pending.traits.raises == OperatorTraits::Raises::BeforeTheKernel) excuse(pending.traits, arguments);
+  if (pending.traits.raises == Raises::BeforeTheKernel) excuse(pending.traits, arguments);
   capture_arguments(pending, arguments);
   for (const WrittenTensor& w : pending.lists.written) {
     values_.gone(w.before);
@@ -262,12 +270,12 @@ void Tape::add_written(PendingCall& pending, const WrittenTensor& written) {
     return;
   }
   if (flow().is_leaf(before)) let_go_originals(before, pending.let_go);
-  note_written(written.tensor, traits.tells_writes && by_schema(written));
+  note_written(written.tensor, by_schema(written) ? version_of_writes(traits) : Version::MayStay);
   if (!values_.copied(before)) values_.take(before);
   if (observers_.see_results()) pending.lists.results.push_back(written.tensor);
   const plan::ValueId value = add_output(pending, written.tensor, before, written.slot);
   versions_.inherit(value, before);
-  if (traits.raises == OperatorTraits::Raises::AfterTheKernel) {
+  if (traits.raises == Raises::AfterTheKernel || traits.raises == Raises::Perhaps) {
     for (const WrittenTensor& w : pending.lists.written) {
       if (by_schema(w) && w.tensor.storage().unsafeGetStorageImpl() == storage) versions_.expect(value, w.version);
     }

@@ -78,16 +78,16 @@ void Tape::bind(SavedTensor& saved) {
   saved.storage = c10::Storage();
 }
 
-void Tape::note_written(const at::Tensor& tensor, bool version_tells) {
+void Tape::note_written(const at::Tensor& tensor, Version version) {
   const PatientLock lock(mutex_);
-  if (outer_ != nullptr) outer_->note_written(tensor, version_tells);
+  if (outer_ != nullptr) outer_->note_written(tensor, version);
   c10::StorageImpl* const storage = tensor.storage().unsafeGetStorageImpl();
   if (saved_.count.find(storage) == saved_.count.end()) return;
   const std::optional<View> view = is_plain(tensor) ? std::optional(calls_.look(tensor)) : std::nullopt;
   for (SavedTensor* const saved : saved_.bound) {
     if (values_.address(saved->view.value) != storage) continue;
     if (view && !calls_.geometry().overlap(saved->view, *view)) continue;
-    if (version_tells) {
+    if (version == Version::Rises) {
       saved->written_over = true;
     } else {
       saved->written = tensor.storage();

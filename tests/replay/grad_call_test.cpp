@@ -94,7 +94,7 @@ TEST(GradCall, ABackwardPassInAnotherThreadIsNamed) {
   EXPECT_THAT(testing::fault([&] {
                 (void)fit(step, torch::randn({64, 256}), {.budget = 1_GiB});
               }),
-              HasSubstr("one in another thread"));
+              HasSubstr("where another thread went backward"));
 }
 
 }  // namespace
