@@ -19,6 +19,7 @@
 #include "snug/memory/device_memory.h"
 #include "snug/memory/tiers.h"
 #include "snug/plan/budget_request.h"
+#include "snug/plan/plan_file.h"
 #include "snug/record/global_settings.h"
 #include "snug/record/micro_batch.h"
 #include "snug/replay/fit.h"
