@@ -10,24 +10,11 @@ import weakref
 import pytest
 import torch
 from conftest import only_on_the_cpu
-from plain_and import leaf
+from recorded import fit, loss_of, weight  # noqa: F401: a fixture
 
 import snug
 
 pytestmark = only_on_the_cpu("budgets of the CPU")
-
-
-def fit(step):
-    snug.fit(step, torch.randn(64, 8), "100%").close()
-
-
-def loss_of(weight, x):
-    return (x @ weight).tanh().sum()
-
-
-@pytest.fixture
-def weight():
-    return leaf(8, 8)
 
 
 class Schedule:
