@@ -22,8 +22,8 @@ namespace py = pybind11;
 PyObject* s_look_of = nullptr;
 PyObject* s_with_look = nullptr;
 
-/// How often each of these is going to be packed on this thread. One of a function that has thrown since may be another
-/// tensor by now, which is looked at for nothing.
+/// How often each tensor will still be packed on this thread. An entry of a Function whose forward has thrown is stale:
+/// another tensor at the same address then has its attributes read once more than needed.
 thread_local std::unordered_map<const c10::TensorImpl*, int> t_expected;
 constexpr std::size_t kMostExpected = 1 << 16;
 

@@ -27,8 +27,8 @@ def copied_iterator(thing: Any) -> Any:
 
 
 def position_of(thing: Any, outer: tuple[Any, ...] = ()) -> Any:
-    """Returns a value that changes when the iterator is advanced, or None if the iterator has none. outer: the iterators
-    that hold this one."""
+    """Returns a value that changes when the iterator is advanced, or None if there is none. outer: the iterators that contain
+    this one, to stop at cycles."""
     if not hasattr(type(thing), "__next__") or any(thing is one for one in outer):
         return None
     within = (*outer, thing)

@@ -37,8 +37,8 @@ from .errors import UsageError
 # Classes whose attributes are restored. A step may write to an optimizer's state before the update begins, as SAM does.
 _OWNERS = (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
 
-
-_OF_LIBRARIES = (argparse.Namespace, types.SimpleNamespace, torch.quasirandom.SobolEngine)  # whose objects are as the program's
+# Library classes whose instances are treated like those of the program.
+_OF_LIBRARIES = (argparse.Namespace, types.SimpleNamespace, torch.quasirandom.SobolEngine)
 
 
 def _refuse_lazy(module: torch.nn.Module, _: Any) -> None:
@@ -108,7 +108,7 @@ class PythonState:
         self._positions: list[tuple[Any, Any]] = []
         self._caches: list[SavedCache] = []
         self._seen: set[int] = set()
-        self._tuples: list[tuple[Any, ...]] = []  # those of _seen, which others might no longer hold
+        self._tuples: list[tuple[Any, ...]] = []  # keeps tuples in _seen alive, so that their ids stay unique
         self._used_modules: set[tuple[int, int]] = set()  # ids of the module and of the code that uses it
         self._objects: set[int] = set()  # whose attributes are saved; _seen has those whose contents are
         self._items_left, self._bytes_left = _MOST_ITEMS, _MOST_BYTES
@@ -252,8 +252,8 @@ class PythonState:
         self._iterators[id(value)].held_by(give)
 
     def _note(self, value: Any, depth: int) -> None:
-        """Looks at a value later, so that what is nested deeply needs no deep recursion. depth: how far to look into objects that
-        are neither containers nor modules."""
+        """Queues a value for _look_at, which avoids deep recursion for nested containers. depth: levels of attributes to follow
+        in objects that are neither containers nor modules."""
         self._to_look_at.append((value, depth))
 
     def _look_at(self, value: Any, depth: int) -> None:

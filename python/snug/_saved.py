@@ -17,7 +17,7 @@ _Look = tuple[type[torch.Tensor], dict[str, Any]]
 
 
 def _look_of(tensor: torch.Tensor) -> _Look | None:
-    """Returns the class and the attributes of a tensor, or None where it is given to the node itself, or made of others."""
+    """Returns the class and the attributes of a tensor, or None for parameters, whose identity is kept, and wrapper subclasses."""
     # A wrapper subclass has its inner tensors as attributes: sharing those would keep their memory.
     if type(tensor) is torch.nn.Parameter or is_traceable_wrapper_subclass(tensor):
         return None
@@ -44,6 +44,6 @@ def _saved_tensors(ctx: Any) -> Any:
 
 _core.set_looks(_look_of, _with_look)
 
-# Saved-tensor hooks are given tensors alone, and autograd wraps what they return in new tensors.
+# Autograd wraps the result of an unpack hook in a new tensor, which loses the class and the attributes of the original.
 BackwardCFunction.save_for_backward = _save_for_backward  # type: ignore[method-assign]
 BackwardCFunction.saved_tensors = property(_saved_tensors, doc=_plain.__doc__)  # type: ignore[misc]

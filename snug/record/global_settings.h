@@ -54,8 +54,8 @@ class GlobalSettingsScope {
   bool counts_;
 };
 
-/// Puts all settings back at its end as they were when it was made, whatever came between. A precision is inherited
-/// from the same place as before, except where it had been set to what it would have inherited.
+/// Restores, when destroyed, all settings that held when it was constructed. Also restores which precisions are
+/// inherited from their backend; one that was explicitly set to the backend's value is inherited afterwards.
 class KeptSettings {
  public:
   KeptSettings();

@@ -28,10 +28,11 @@ struct SavedTensor {
   /// What a node has been given, until the node is released. Keeps the storage where the tape has dropped it, and shows
   /// autograd that the tensor is not the node's own: it must not become a .grad as it is.
   at::Tensor handed_out;
-  /// The storage that nodes get in place of the value: an operator that raises no version, such as batch norm with its
-  /// running statistics, has written what the tensor shows, and plain autograd reads what is there then.
+  /// Defined once an operator has overwritten this tensor's bytes without raising its version, as batch norm does with
+  /// its running statistics. Backward then reads this storage instead of the value, as plain autograd does.
   c10::Storage written;
-  /// An operator has written what it shows, so that backward is an error even if no version tells.
+  /// True once an operator that must raise the version has overwritten this tensor's bytes. Unpacking is an error, even
+  /// if the version is unchanged (`.data`, a version that was put back).
   bool written_over = false;
   bool bound = false;
   std::size_t place = 0;  // among those of the tape that are

@@ -91,7 +91,8 @@ class Tape {
   void written_elsewhere(c10::StorageImpl* storage);
   /// Whether a write raises the version of what is written.
   enum class Version : std::uint8_t { Rises, MayStay };
-  /// An operator has written the tensor, here or elsewhere, and so what saved tensors show that have the same bytes.
+  /// Marks the saved tensors that share bytes with `tensor`, which an operator has written, on this tape or on one that
+  /// hides it (see SavedTensor::written).
   void note_written(const at::Tensor& tensor, Version version);
   /// The tape that this one hides while it records, or nullptr.
   void set_outer(Tape* outer) noexcept { outer_ = outer; }

@@ -190,12 +190,10 @@ void StepRun::go_backward(const at::Tensor& loss) {
     loss.backward();  // comes back by way of the engine
   } catch (const c10::Error& error) {
     if (error.msg().find("backward through the graph a second time") == std::string::npos) throw;
-    refuse(
-        UsageError("step: the graph of the loss that it returned has been freed: return loss.detach() from a step that "
-                   "goes backward "
-                   "itself, as by autograd.grad(); where another thread went backward, call backward() in the thread "
-                   "that runs the "
-                   "step, or leave it to the session"));
+    refuse(UsageError(
+        "step: the graph of the loss that it returned has been freed: return loss.detach() from a step that goes "
+        "backward itself, as by autograd.grad(); where another thread went backward, call backward() in the thread "
+        "that runs the step, or leave it to the session"));
   }
 }
 

@@ -9,11 +9,11 @@
 
 namespace snug::replay {
 
-/// What the program saved, as far as autograd does not give it back: it makes new tensors of what saved-tensor hooks
-/// return where a gradient is asked for.
+/// The tensor that the program passed to save_for_backward, and its Python attributes. Autograd wraps the result of an
+/// unpack hook in a new tensor, which has neither its identity nor its attributes.
 struct Original {
   at::Tensor tensor;           ///< the same tensor; undefined where the program no longer has it, or has written it
-  std::shared_ptr<void> look;  ///< what set_look()'s function returned for it
+  std::shared_ptr<void> look;  ///< class and attributes, as returned by the function given to set_look()
 };
 
 /// Collects the originals of what this thread unpacks through CollectedHooks, in order, so that a front end can give
