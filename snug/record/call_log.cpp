@@ -77,11 +77,9 @@ void CallLog::forget_unmoved(Call& call) {
   if (call.draws == 0) call.random = -1;
 }
 
-std::int16_t CallLog::note_state(const c10::OperatorHandle& op, const OperatorTraits& traits,
-                                 c10::DispatchKeySet keys) {
+std::int16_t CallLog::note_state(const OperatorTraits& traits, c10::DispatchKeySet keys) {
   using Of = GlobalSettings::Of;
-  const bool is_elementwise = traits.looks_only || (!traits.foreign && op.hasTag(at::Tag::pointwise));
-  const Of kernel = is_elementwise                                     ? Of::Elementwise
+  const Of kernel = traits.reads != OperatorTraits::Reads::Anything    ? Of::Elementwise
                     : keys.has_backend(c10::BackendComponent::CUDABit) ? Of::Accelerators
                                                                        : Of::TheCpu;
   CallState now{.keys = keys,
@@ -110,7 +108,9 @@ c10::OperatorHandle CallLog::operator_of(const Call& call) const {
 }
 
 std::uint64_t CallLog::sign(const OperatorTraits& traits, c10::function_ref<bool(plan::ValueId)> was_there) {
-  signed_words_.assign(1, static_cast<std::int64_t>(traits.hash));
+  const auto add = [this](std::int64_t word) { signed_words_.push_back(word); };  // faster than insert() for a few
+  signed_words_.clear();
+  add(static_cast<std::int64_t>(traits.hash));
   for (std::size_t i = arguments_.size() - traits.arguments.size(); i < arguments_.size(); ++i) {
     const Argument& a = arguments_[i];
     if (a.kind == Argument::Kind::Constant) continue;
@@ -119,13 +119,15 @@ std::uint64_t CallLog::sign(const OperatorTraits& traits, c10::function_ref<bool
       // A batch may be cut out of a larger tensor, and a queue written, elsewhere in each step.
       const bool placed = view.value == plan::kNoValue || !was_there(view.value);
       const auto sizes = geometry_.sizes(view);
-      signed_words_.insert(signed_words_.end(), {view.value, static_cast<std::int64_t>(view.dtype),
-                                                 placed ? view.offset : -1, static_cast<std::int64_t>(sizes.size())});
-      signed_words_.insert(signed_words_.end(), sizes.begin(), sizes.end());
+      add(view.value);
+      add(static_cast<std::int64_t>(view.dtype));
+      add(placed ? view.offset : -1);
+      add(static_cast<std::int64_t>(sizes.size()));
+      for (const std::int64_t size : sizes) add(size);
       // The same on another device has a plan of its own.
       if (view.device >= 0) {
-        const auto backend = static_cast<std::int64_t>(view.keys.highestBackendKey());
-        signed_words_.insert(signed_words_.end(), {backend, view.device});
+        add(static_cast<std::int64_t>(view.keys.highestBackendKey()));
+        add(view.device);
       }
     }
   }

@@ -43,7 +43,7 @@ class CallLog {
             .traits = &traits,
             .arguments = static_cast<std::int32_t>(arguments_.size()),
             .outputs = static_cast<std::int32_t>(slots_.size()),
-            .state = note_state(op, traits, keys)};
+            .state = note_state(traits, keys)};
   }
   /// The next argument is no tensor.
   void add_constant(const c10::IValue& value);
@@ -128,7 +128,7 @@ class CallLog {
 
  private:
   void note_module();
-  std::int16_t note_state(const c10::OperatorHandle& op, const OperatorTraits& traits, c10::DispatchKeySet keys);
+  std::int16_t note_state(const OperatorTraits& traits, c10::DispatchKeySet keys);
 
   std::vector<Call> calls_;
   std::vector<std::uint64_t> signatures_;

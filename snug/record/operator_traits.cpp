@@ -180,7 +180,6 @@ std::unique_ptr<OperatorTraits> read_traits(const c10::OperatorHandle& op) {
                           return is_write(result.alias_info());
                         });
   traits->uninitialized = uninitialized().contains(traits->name);
-  traits->looks_only = !traits->writes_any && lookers().contains(traits->name);
   traits->collective = collective_of(traits->name);
   traits->runs = plan::runs_of(traits->name);
   traits->annotation = traits->name.starts_with("profiler::");
@@ -197,6 +196,11 @@ std::unique_ptr<OperatorTraits> read_traits(const c10::OperatorHandle& op) {
   if (traits->collective != OperatorTraits::Collective::No && traits->name.ends_with('_') && !traits->arguments.empty())
     traits->hidden_writes.positions = {0};
   traits->foreign = !is_libtorchs(traits->name);
+  if (!traits->writes_any && lookers().contains(traits->name)) {
+    traits->reads = OperatorTraits::Reads::Nothing;
+  } else if (!traits->foreign && op.hasTag(at::Tag::pointwise)) {
+    traits->reads = OperatorTraits::Reads::Elements;
+  }
   if (op.hasTag(at::Tag::nondeterministic_seeded)) {
     traits->draws = OperatorTraits::Draws::Always;
   } else if (traits->foreign && !traits->annotation) {

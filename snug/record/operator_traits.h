@@ -48,10 +48,12 @@ struct OperatorTraits {
   /// Waits, whose first argument they are, has run.
   enum class Collective : std::uint8_t { No, AtOnce, FillsLater, Waits } collective = Collective::No;
   plan::Runs runs = plan::Runs::Alone;  ///< of one that may run again
-  bool looks_only = false;              ///< reads no contents of its tensors, as views, and `empty_like`
-  bool foreign = false;                 ///< neither LibTorch's nor snug's
-  bool composite = false;               ///< has a kernel that is made of other operators and their gradients
-  bool annotation = false;              ///< begins or ends a range of a profiler, and computes nothing
+  /// What it reads of its tensors: nothing of their contents, as views and `empty_like`; or elements, each by itself,
+  /// as those of LibTorch do that have the tag `pointwise`.
+  enum class Reads : std::uint8_t { Nothing, Elements, Anything } reads = Reads::Anything;
+  bool foreign = false;     ///< neither LibTorch's nor snug's
+  bool composite = false;   ///< has a kernel that is made of other operators and their gradients
+  bool annotation = false;  ///< begins or ends a range of a profiler, and computes nothing
   struct HiddenWrites {
     std::vector<int> positions;  ///< arguments that are written though the schema does not say so
     std::optional<int> only_if;  ///< ... when this boolean argument is true
@@ -60,6 +62,12 @@ struct OperatorTraits {
   /// Whether some call writes the argument at `position`.
   [[nodiscard]] bool may_write(std::size_t position) const;
 };
+
+/// Whether what the operator writes may keep its version, so that nobody but who runs it knows.
+inline bool writes_without_version(const OperatorTraits& traits) {
+  const bool never_raises = traits.writes_any && traits.raises == OperatorTraits::Raises::Never;
+  return never_raises || !traits.hidden_writes.positions.empty();
+}
 
 /// Whether a call with these arguments writes the one at `position`, be it that its schema says so or not.
 bool writes(const OperatorTraits& traits, const c10::IValue* arguments, std::size_t position);

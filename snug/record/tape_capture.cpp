@@ -117,7 +117,7 @@ void Tape::capture_tensor(PendingCall& pending, const at::Tensor& tensor, Use us
     lists.written.push_back({slot, tensor, value, /*whole=*/true, version});
   } else {
     value = read(tensor, use);
-    if (!pending.traits.looks_only) values_.set_read(value);
+    if (pending.traits.reads != OperatorTraits::Reads::Nothing) values_.set_read(value);
     lists.inputs.push_back(value);
     if (use != Use::Read) lists.written.push_back({slot, tensor, value, /*whole=*/false, SeenVersion(tensor)});
   }

@@ -20,10 +20,12 @@ View GeometryPool::add(const at::Tensor& tensor) {
   view.dtype = c10::typeMetaToScalarType(impl.dtype());
   view.device = impl.device().index();
   view.requires_grad = impl.requires_grad();
-  const c10::IntArrayRef sizes = impl.sizes();
-  const c10::IntArrayRef strides = impl.strides();
-  pool_.insert(pool_.end(), sizes.begin(), sizes.end());
-  pool_.insert(pool_.end(), strides.begin(), strides.end());
+  // By half, not to twice as much: this is the largest of what a recorded call takes. One by one, which is faster than
+  // insert() for the few that a tensor has.
+  const std::size_t needed = pool_.size() + 2 * impl.sizes().size();
+  if (pool_.capacity() < needed) pool_.reserve(needed + pool_.size() / 2);
+  for (const std::int64_t size : impl.sizes()) pool_.push_back(size);
+  for (const std::int64_t stride : impl.strides()) pool_.push_back(stride);
   return view;
 }
 

@@ -31,7 +31,7 @@ constexpr int kNoBackward = -1;
 Uses used_by(const c10::OperatorHandle& op, const torch::jit::Stack& stack, const replay::StreamWindow& window) {
   Uses uses;
   const record::OperatorTraits& traits = record::traits_of(op);
-  if (traits.looks_only) return uses;
+  if (traits.reads == record::OperatorTraits::Reads::Nothing) return uses;
   const c10::IValue* const arguments = record::arguments_on(stack, traits);
   for (std::size_t i = 0; i < traits.arguments.size(); ++i) {
     record::for_each_tensor(arguments[i], [&](const at::Tensor& tensor) {
