@@ -55,7 +55,8 @@ class GlobalSettingsScope {
 };
 
 /// Restores, when destroyed, all settings that held when it was constructed. Also restores which precisions are
-/// inherited from their backend; one that was explicitly set to the backend's value is inherited afterwards.
+/// inherited from their backend, where that shows: one that is the same as its backend's may be inherited afterwards
+/// where it was set by itself, and the other way round.
 class KeptSettings {
  public:
   KeptSettings();

@@ -93,6 +93,7 @@ void HiddenWrites::writes(const at::Tensor& tensor) {
   const auto is_it = [&](const at::Tensor& t) { return t.storage().unsafeGetStorageImpl() == storage; };
   if (std::ranges::any_of(found_, is_it)) return;
   OperatorGate::tell_before_write(tensor);
+  tell_finished_tapes(tensor);
   if (const auto& tape = recording_tape()) {
     tape->written_elsewhere(tensor.storage().unsafeGetStorageImpl());
     tape->note_written(tensor, Tape::Version::MayStay);

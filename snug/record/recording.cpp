@@ -96,6 +96,32 @@ void for_each_thread(const Call& call) {
   }
 }
 
+/// The tapes of all threads whose recording is over, and whose saved tensors may still be unpacked.
+class FinishedTapes {
+ public:
+  void add(const std::shared_ptr<Tape>& tape) {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(all_, [&](const std::weak_ptr<Tape>& known) { return known.expired() || known.lock() == tape; });
+    all_.push_back(tape);
+  }
+  [[nodiscard]] std::vector<std::shared_ptr<Tape>> all() {
+    std::vector<std::shared_ptr<Tape>> all;
+    const std::lock_guard lock(mutex_);
+    for (const std::weak_ptr<Tape>& tape : all_) {
+      if (auto alive = tape.lock()) all.push_back(std::move(alive));
+    }
+    return all;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::weak_ptr<Tape>> all_;
+};
+
+/// Never freed: threads may outlive main(). The child of a fork has one of its own, as a thread that is not there may
+/// hold the mutex.
+FinishedTapes* s_finished = new FinishedTapes;
+
 /// Whether this thread's operators have to come by the recorder's key.
 void direct_operators() {
   bool seen = t_tape != nullptr;
@@ -176,6 +202,7 @@ void leave_to_parent(std::shared_ptr<T> object) noexcept {
 /// is recorded, and no gate is called.
 void leave_step_to_parent() {
   ++s_forks;
+  if (auto* const own = new (std::nothrow) FinishedTapes) s_finished = own;
   leave_to_parent(std::exchange(t_tape, nullptr));
   leave_to_parent(std::exchange(Gates::of_this_thread(), std::make_shared<Gates>()));
   c10::impl::tls_set_dispatch_key_included(kRecordingKey, false);
@@ -288,12 +315,24 @@ Recording::Recording(std::shared_ptr<Tape> tape)
   if (previous_ != t_tape && t_tape) t_tape->set_outer(previous_.get());
 }
 
+void tell_finished_tapes(const at::Tensor& tensor) {
+  if (!tensor.has_storage()) return;
+  for (const std::shared_ptr<Tape>& tape : s_finished->all()) {
+    if (!tape->finished()) continue;
+    tape->written_elsewhere(tensor.storage().unsafeGetStorageImpl());
+    tape->note_written(tensor, Tape::Version::MayStay);
+  }
+}
+
 Recording::~Recording() {
   if (forks_ != s_forks) {  // of the parent process, whose tapes are left alone
     leave_to_parent(std::move(previous_));
     return;
   }
-  if (t_tape && t_tape != previous_) t_tape->set_outer(nullptr);
+  if (t_tape && t_tape != previous_) {
+    t_tape->set_outer(nullptr);
+    s_finished->add(t_tape);
+  }
   t_tape = std::move(previous_);
   t_task = previous_task_;
   direct_operators();

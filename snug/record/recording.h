@@ -120,6 +120,10 @@ class Recording {
   PythonHooksOutside python_hooks_;
 };
 
+/// To be called before `tensor` is written without its version's rising: tapes whose recording is over copy what their
+/// replays need of it, and what they have saved of it is as it will be then, as in plain autograd.
+void tell_finished_tapes(const at::Tensor& tensor);
+
 /// For code that writes without telling autograd, a compiler's kernels among it: nothing that this thread runs in the
 /// life of the scope is recorded, and what it makes is a leaf when it is read afterwards. `written` is what it writes
 /// of the tensors that were there before. Throws what an OperatorGate does that must not see them written.

@@ -10,6 +10,7 @@
 #include "snug/memory/out_of_budget.h"
 #include "snug/memory/swallowed_refusal.h"
 #include "snug/record/hidden_writes.h"
+#include "snug/record/recording.h"
 #include "snug/record/tape.h"
 #include "snug/record/unshard_range.h"
 
@@ -54,6 +55,7 @@ bool is_new(const at::Tensor& result, const PendingLists& lists) {
 
 void Tape::record(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack& stack) {
   const OperatorTraits& traits = traits_of(op);
+  if (writes_without_version(traits)) for_each_written(traits, arguments_on(stack, traits), &tell_finished_tapes);
   if (runs_once(traits, arguments_on(stack, traits))) return run_once(op, traits, keys, stack);
 
   decide();
@@ -93,19 +95,23 @@ bool Tape::runs_once(const OperatorTraits& traits, const c10::IValue* arguments)
 void Tape::run_once(const c10::OperatorHandle& op, const OperatorTraits& traits, c10::DispatchKeySet keys,
                     torch::jit::Stack& stack) {
   decide();
+  std::vector<at::Tensor> written;
   {
     const PatientLock lock(mutex_);
     observers_.tell_recording(&TapeObserver::op_begins, *this);
     if (traits.raises == Raises::BeforeTheKernel) excuse(traits, arguments_on(stack, traits));
-    for_each_written(traits, arguments_on(stack, traits), [&](const at::Tensor& written) {
-      if (gathers(written)) return;
-      written_elsewhere(written.storage().unsafeGetStorageImpl());
-      note_written(written, version_of_writes(traits));
+    for_each_written(traits, arguments_on(stack, traits), [&](const at::Tensor& tensor) {
+      if (gathers(tensor)) return;
+      written_elsewhere(tensor.storage().unsafeGetStorageImpl());
+      written.push_back(tensor);
     });
   }
   observers_.tell_recording(&TapeObserver::kernel_begins);
   HiddenWrites::run_kernel(op, traits, keys, stack);
   memory::rethrow_swallowed_refusal();
+  // A kernel that throws has written nothing.
+  for (const at::Tensor& tensor : written) note_written(tensor, version_of_writes(traits));
+  written.clear();  // tensors of the program
   if (traits.collective == Collective::FillsLater || traits.collective == Collective::Waits)
     note_filling(traits, stack);
   if (!observers_.any_sees_recording()) return;

@@ -98,9 +98,10 @@ void Tape::note_written(const at::Tensor& tensor, Version version) {
 at::Tensor Tape::original_of(const SavedTensor& saved) const {
   at::Tensor original = saved.kept_tensor.defined() ? saved.kept_tensor : at::Tensor(saved.tensor.lock());
   if (saved.stands_for != StandsFor::Value || !original.defined()) return {};
-  const bool is_there = values_.in_programs_storage(saved.view.value) &&
+  const plan::ValueId value = saved.view.value;
+  const bool is_there = (values_.in_programs_storage(value) || values_.programs_storage(value)) &&
                         calls_.geometry().shows(saved.view, original) &&
-                        original.storage().unsafeGetStorageImpl() == values_.address(saved.view.value);
+                        original.storage().unsafeGetStorageImpl() == values_.address(value);
   return is_there ? original : at::Tensor();
 }
 
@@ -127,7 +128,7 @@ at::Tensor Tape::hand_out(SavedTensor& saved, const c10::Storage& storage) {
     values_.images().count_writes_of(value, tensor);
     return tensor;
   }
-  if (values_.in_programs_storage(value)) {
+  if (storage.unsafeGetStorageImpl() == values_.address(value)) {  // the program's
     saved.version.count_writes_of(tensor);
   } else {
     values_.count_writes_of(value, tensor);

@@ -121,7 +121,8 @@ void ValueLookup::check_inputs(plan::OpId op) const {
     if (refilled(input, values_.storage(input))) {
       throw Error(fmt::format(
           "replay: {} reads {}, whose memory was written after it was recorded by something that PyTorch does not see, "
-          "as NumPy does: its gradient would be wrong; write it after backward, or give the step a copy of it (clone)",
+          "as NumPy does, or batch norm in training mode outside of the region: its gradient would be wrong; write it "
+          "after backward, or give the step a copy of it (clone)",
           calls_.describe(op), name_of(input)));
     }
   }

@@ -218,12 +218,18 @@ void ValueStore::count_writes_of(plan::ValueId value, const at::Tensor& tensor) 
   writes_[value].count_writes_of(tensor);
 }
 
+c10::Storage ValueStore::programs_storage(plan::ValueId value) const {
+  const Value& v = at(value);
+  if (v.copied || v.storage || ledger_.fetchable(value)) return {};
+  c10::Storage storage(v.identity.lock());
+  const bool is_there =
+      storage && static_cast<Bytes>(storage.nbytes()) == v.nbytes && in(storage.unsafeGetStorageImpl()) == value;
+  return is_there ? std::move(storage) : c10::Storage();
+}
+
 bool ValueStore::hold_again(plan::ValueId leaf) {
-  const Value& v = at(leaf);
-  if (!v.leaf || v.copied || v.storage) return false;
-  const c10::Storage storage(v.identity.lock());
-  if (!storage || static_cast<Bytes>(storage.nbytes()) != v.nbytes || in(storage.unsafeGetStorageImpl()) != leaf)
-    return false;
+  c10::Storage storage = at(leaf).leaf ? programs_storage(leaf) : c10::Storage();
+  if (!storage) return false;
   hold(leaf, storage);
   return true;
 }

@@ -167,6 +167,9 @@ class ValueStore {
   }
   /// Holds an absent leaf again that the program still has; false where that has gone.
   bool hold_again(plan::ValueId leaf);
+  /// The storage of an absent value that the program still has, with its contents as far as anybody has seen; undefined
+  /// where it has gone, has been resized, or has another value.
+  [[nodiscard]] c10::Storage programs_storage(plan::ValueId value) const;
 
   /// Results that are held as the program has them.
   [[nodiscard]] std::span<const plan::ValueId> held_results();

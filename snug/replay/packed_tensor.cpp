@@ -118,6 +118,9 @@ c10::Storage PackedTensor::contents() {
     tape_->streams().enter(values.device(value));
     return values.images().contents(value);
   }
+  // Where the program still has it, dropping it has freed nothing; and what is written there unseen, plain autograd
+  // reads.
+  if (c10::Storage storage = values.programs_storage(value)) return storage;
   do {
     if (values.ledger().resident(value) && !tape_->drop_if_spoilt(value)) continue;
     if (!tape_->finished()) tape_->notice_writes();

@@ -125,7 +125,9 @@ void check_loss(const at::Tensor& loss) {
         fmt::format("step: it returned a tensor of {} elements; return a loss of one element", loss.numel()));
   }
   if (!loss.requires_grad()) {
-    throw UsageError("step: the loss does not require a gradient; no parameter took part, or gradient mode is off");
+    throw UsageError(
+        "step: the loss does not require a gradient; no parameter took part, gradient mode is off, or another thread "
+        "went backward: call backward() in the thread that runs the step");
   }
 }
 

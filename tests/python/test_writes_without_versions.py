@@ -210,3 +210,75 @@ assert p._version == 0, p._version
 
 def test_where_there_is_nothing_to_replay_a_fused_optimizer_raises_no_version():
     subprocess.run([sys.executable, "-c", PLAIN], check=True)
+
+
+def recomputed():
+    return snug.Region(snug.Recompute())
+
+
+def written_in_another_region(x, w, around, later):
+    with around():
+        y = torch.exp(x)
+        product = (y * w).sum()  # saves y
+    with around():
+        torch.ops.without_versions.triple_(y)
+        other = (torch.sin(y) * w).sum()
+    return product + other, y if later else None
+
+
+def written_behind_the_region(x, w, around, later):
+    with around():
+        y = torch.exp(x)
+        product = (y * w).sum()
+    torch.ops.without_versions.triple_(y)
+    return product, y
+
+
+@pytest.mark.parametrize("later", [False, True], ids=["is gone", "is there"])
+@pytest.mark.parametrize("step", [written_in_another_region, written_behind_the_region])
+def test_a_write_when_the_recording_is_over(step, later):
+    x, found = torch.rand(8, 8), []
+    for around in (contextlib.nullcontext, recomputed):
+        w = torch.ones(8, 8, requires_grad=True)
+        loss, kept = step(x, w, around, later)
+        loss.backward()
+        found.append(bits([w.grad]))
+    assert found[0] == found[1]
+
+
+def test_batch_norm_whose_statistics_change_in_another_region():
+    found = []
+    for around in (contextlib.nullcontext, recomputed):
+        net, x = Network(()).layers, torch.linspace(-1, 1, 256 * 16).view(256, 16)
+        losses = []
+        for training in (False, True):
+            net.train(training)
+            with around():
+                losses.append(net(x).square().mean())
+        sum(losses).backward()
+        found.append((bits(p.grad for p in net.parameters()), bits(net.buffers())))
+    assert found[0] == found[1]
+
+
+def test_an_operator_that_throws_has_written_nothing():
+    w = torch.ones(8, 8, requires_grad=True)
+    sparse = torch.sparse_coo_tensor([[0], [0]], [1.0], (3, 3), check_invariants=True)
+    with recomputed():
+        y = torch.exp(torch.ones(8, 8))
+        loss = (y * w).sum()
+        with torch.no_grad(), pytest.raises(RuntimeError):
+            y.add_(sparse)
+    loss.backward()
+    assert torch.equal(w.grad, torch.exp(torch.ones(8, 8)))
+
+
+def test_a_fused_optimizer_that_a_scaler_skips_has_written_nothing():
+    weight = nn.Parameter(torch.ones(8, 8))
+    optimizer, scaler = torch.optim.SGD([weight], 0.5, fused=True), torch.amp.GradScaler("cpu", init_scale=4.0)
+    with recomputed():
+        loss = (torch.ones(8, 8, requires_grad=True) @ weight).sin().sum()
+    scaler.scale(loss * float("inf")).backward(retain_graph=True)
+    scaler.step(optimizer)
+    weight.grad = None
+    loss.backward()
+    assert torch.isfinite(weight.grad).all()

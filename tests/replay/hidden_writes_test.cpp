@@ -52,7 +52,8 @@ TEST(HiddenWrites, OfOperatorsOfOnesOwnAreDeclared) {
     const at::Tensor calls = torch::zeros({1});
     weight.mutable_grad() = at::Tensor();
     const Region region(Recompute{});
-    (weight * op.call(torch::ones({4}), calls).sin()).sum().backward();
+    const at::Tensor loss = (weight * op.call(torch::ones({4}), calls).sin()).sum();
+    loss.backward();
     EXPECT_GT(region.replayed_ops(), 1);
     return calls.item<float>();
   };

@@ -55,6 +55,23 @@ TEST(Region, KeepHoldsWhatAutogradSaves) {
   EXPECT_EQ(region.replayed_ops(), 0);
 }
 
+TEST(Region, WhatTheProgramStillHasIsNotRecomputed) {
+  const at::Tensor x = leaf({64, 64});
+  const auto replayed = [&](bool has_it) {
+    Region region(Recompute{});
+    at::Tensor square = squares(x, 2);
+    const at::Tensor y = squares(square, 1);
+    if (!has_it) square = at::Tensor();
+    x.mutable_grad() = at::Tensor();
+    y.sum().backward();
+    return region.replayed_ops();
+  };
+  EXPECT_EQ(replayed(false), 2);
+  const at::Tensor gradient = x.grad();
+  EXPECT_EQ(replayed(true), 1) << "the first square, which nobody has";
+  EXPECT_TRUE(same_bits(x.grad(), gradient));
+}
+
 TEST(Region, ReplaysOnlyWhatIsNeededAndEachOperatorOnce) {
   const at::Tensor x = leaf({64, 64});
   Region region(Recompute{});

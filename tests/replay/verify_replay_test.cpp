@@ -129,7 +129,11 @@ TEST(VerifyReplay, WithoutItTheGradientIsSilentlyAnotherOne) {
   at::Tensor drifted;
   const CheckpointOptions options{.mode =
                                       Replay{.region = Recompute{}, .options = {.verify_replay = VerifyReplay::Off}}};
-  const at::Tensor y = checkpoint(options, [&] { return w * (drifted = call_drift(x.sin())); });
+  const at::Tensor y = checkpoint(options, [&] {
+    const at::Tensor result = call_drift(x.sin());
+    drifted = result.clone();  // what the program has is not recomputed
+    return w * result;
+  });
   EXPECT_FALSE(same_bits(torch::autograd::grad({y.sum()}, {w})[0], drifted));
 }
 
