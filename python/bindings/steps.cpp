@@ -28,6 +28,7 @@
 #include "snug/replay/step_run.h"
 #include "snug/replay/streamed_tensors.h"
 #include "snug/replay/undone_draws.h"
+#include "snug/replay/undone_writes.h"
 #include "snug/replay/window_choice.h"
 
 namespace snug::python {
@@ -90,15 +91,24 @@ void forget_history(const at::Tensor& tensor) {
   set_gradient_edge(tensor, {});
 }
 
-/// replay::UndoneDraws as a Python context.
-class UndoneDraws {
+/// A C++ scope as a Python context.
+template <class Scope>
+class Context {
  public:
   void enter() { scope_.emplace(); }
   void exit() { scope_.reset(); }
 
  private:
-  std::optional<replay::UndoneDraws> scope_;
+  std::optional<Scope> scope_;
 };
+
+template <class Scope>
+void bind_context(py::module_& m, const char* name) {
+  py::class_<Context<Scope>>(m, name)
+      .def(py::init<>())
+      .def("__enter__", &Context<Scope>::enter)
+      .def("__exit__", [](Context<Scope>& context, const py::args&) { context.exit(); });
+}
 
 /// LibTorch 2.11 has a weak reference to a node of Python's.
 template <class Held>
@@ -265,13 +275,11 @@ void bind_kinds(py::module_& m) {
           NoGil(), py::arg("budget"), py::arg("others"));
 }
 
-void bind_undone_draws(py::module_& m) {
+void bind_undoing(py::module_& m) {
   py::class_<record::KeptSettings>(m, "KeptSettings").def(py::init()).def("put_back", &record::KeptSettings::put_back);
   m.def("forget_history", &forget_history, py::arg("tensor"));
-  py::class_<UndoneDraws>(m, "UndoneDraws")
-      .def(py::init<>())
-      .def("__enter__", &UndoneDraws::enter)
-      .def("__exit__", [](UndoneDraws& scope, const py::args&) { scope.exit(); });
+  bind_context<replay::UndoneDraws>(m, "UndoneDraws");
+  bind_context<replay::UndoneWrites>(m, "UndoneWrites");
 }
 
 void bind_stop_before_writes(py::module_& m) {
@@ -326,7 +334,7 @@ void bind_steps(py::module_& m) {
   bind_kinds(m);
   bind_tiers(m);
   bind_recorded_step(m);
-  bind_undone_draws(m);
+  bind_undoing(m);
   bind_stop_before_writes(m);
   bind_phases(m);
 }

@@ -15,6 +15,7 @@ from ._options import FitOptions, by_device, requested
 from ._pipelining import know_pipelines
 from ._python_state import PythonState, python_state_kept
 from ._rehearsal import Rehearsals, leaves_kept
+from ._saved import refuse_hooks_around
 from ._tensor_names import name_parameters
 from ._updates import refuse_hooks
 from .allowed import Allowed
@@ -38,6 +39,7 @@ class Fitted:
     def __init__(self, step: Step, sample: Any, budget: Size | None, options: FitOptions) -> None:
         self.device = device_of(options.device, sample, by_device(options.other_budgets))
         options.refuse_contradictions()
+        refuse_hooks_around("fit")
         if options.arena:
             _core.check_arena(self.device)
         self.options = options
@@ -100,6 +102,7 @@ class Fitted:
             if recorded.zeroes_gradients and self.options.micro_batches == 1 and not self.options.in_backward and not in_a_group:
                 kinds = record(2)
             try:
+                state.put_back()
                 state.refuse_advanced()
             except BaseException:
                 _core.tell_failure(self.agreement)

@@ -59,6 +59,9 @@ def _count_fused_writes(optimizer: Any, *_: Any) -> None:
     where hooks step in the backward pass, has to notice."""
     if not _core.any_tape():
         return
+    found_inf = getattr(optimizer, "found_inf", None)  # of a GradScaler: then the kernel writes nothing
+    if isinstance(found_inf, torch.Tensor) and found_inf.device.type == "cpu" and found_inf.item():
+        return
     for group in optimizer.param_groups:
         if group.get("fused"):
             increment_version([p for p in group["params"] if p.grad is not None])

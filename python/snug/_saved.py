@@ -9,6 +9,7 @@ from torch.autograd.function import BackwardCFunction, FunctionCtx
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from . import _core
+from .errors import UsageError
 
 _plain = torch._C._FunctionBase.saved_tensors
 _plain_save = FunctionCtx.save_for_backward
@@ -34,12 +35,22 @@ def _with_look(tensor: torch.Tensor, look: _Look) -> torch.Tensor:
 
 
 def _save_for_backward(ctx: Any, *tensors: Any) -> None:
-    _core.expect_looks([tensor for tensor in tensors if isinstance(tensor, torch.Tensor)])
+    ctx._snug_looks = _core.ExpectedLooks(ctx, [tensor for tensor in tensors if isinstance(tensor, torch.Tensor)])
     _plain_save(ctx, *tensors)
 
 
 def _saved_tensors(ctx: Any) -> Any:
-    return _core.with_originals(lambda: _plain.__get__(ctx))
+    return _core.with_originals(ctx, lambda: _plain.__get__(ctx))
+
+
+def refuse_hooks_around(who: str) -> None:
+    """Raises UsageError where saved_tensors_hooks are active that a step would not be asked for: what it saves is snug's."""
+    if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+        raise UsageError(
+            f"{who}: saved-tensor hooks (torch.autograd.graph.saved_tensors_hooks, save_on_cpu) are active around the step, and would "
+            "not see what it saves; enter them inside of the step, where they come before snug, or leave them out: host_budget moves "
+            "what is saved to the host"
+        )
 
 
 _core.set_looks(_look_of, _with_look)

@@ -19,6 +19,7 @@ from ._fitted import Fitted, Step, Unrecorded
 from ._fsdp import forget_iterations
 from ._options import FitOptions
 from ._pipelining import know_pipelines
+from ._saved import refuse_hooks_around
 from ._updates import UpdatesInBackward
 from .arguments import Arguments
 from .errors import UsageError, shown
@@ -128,6 +129,7 @@ class Session:
                 "session: update=False is for sessions with in_backward=True; without it, it is the step or your loop that "
                 "updates: do not call the optimizer there"
             )
+        refuse_hooks_around("session")
         chosen = self._allowed(step)
         is_own = step is self._step
         know_pipelines()

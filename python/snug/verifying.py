@@ -133,7 +133,7 @@ def _gradients_of_lossy_alone(
     """Those of a step that has the lossy codec and nothing else of the plan. `finite`: the names of those that are, without."""
     if session.last_step.planned_anew:
         raise UsageError("verify: the session has made its plan for this step only now; verify once more")
-    with _core.UndoneDraws(), _following_lossy_alone(session):
+    with _core.UndoneDraws(), _core.UndoneWrites(), _following_lossy_alone(session):
         session.backward(sample, step=step)
         with _without_limits(session._devices):
             alone, still_finite = world.outcome(None), world.finite_gradients()
@@ -181,9 +181,9 @@ def gradient_errors(step: Step, sample: Any, model: torch.nn.Module, *, session:
         try:
             for run in (lambda: run_plain(session._allowed(step), Arguments.of(sample)), lambda: session.backward(sample, step=step)):
                 world.reset()
-                with up_to_the_update, _core.UndoneDraws():
+                with up_to_the_update, _core.UndoneDraws(), _core.UndoneWrites():
                     run()
-                found.append([_copied(p.grad) for _, p in parameters])
+                    found.append([_copied(p.grad) for _, p in parameters])
         finally:
             world.reset()
             world.restore()
@@ -249,7 +249,7 @@ def _outcomes(
         try:
             with _without_limits(devices), up_to_the_update:
                 world.reset()
-                with _core.UndoneDraws():
+                with _core.UndoneDraws(), _core.UndoneWrites():
                     plain = session._allowed(step) if session is not None else step
                     expected, finite, returns_loss = _plain_outcome(plain, arguments, world)
             with _without_limits(devices):
@@ -259,6 +259,7 @@ def _outcomes(
             with up_to_the_update, contextlib.ExitStack() as undone:
                 with _without_limits(devices):  # the states of generators are in the device's memory
                     undone.enter_context(_core.UndoneDraws())
+                undone.enter_context(_core.UndoneWrites())
                 loss = session.backward(arguments, step=step)
                 with _without_limits(devices):
                     found = world.outcome(loss if returns_loss else None)

@@ -7,6 +7,7 @@ import random
 import numpy
 import pytest
 import torch
+from plain_and import bits
 from torch import nn
 
 import snug
@@ -231,3 +232,22 @@ def test_iterators_in_closures_are_as_before():
     counted = enumerate(batches)
     with pytest.raises(snug.UsageError, match="items from an iterator .enumerate"):
         snug.fit(lambda _: model(next(counted)[1]).sum(), None, "100%")
+
+
+@pytest.mark.parametrize("given", ["module", "parameters"])
+def test_verify_restores_all_that_operators_write(given):
+    """As DINO's center, which is no buffer, and the buffers of a model of which verify has the parameters alone."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.GELU(), nn.Linear(64, 8))
+    x, center = torch.randn(500, 64), torch.zeros(8)
+
+    def step(x):
+        y = model(x)
+        loss = (y - center).square().mean()
+        with torch.no_grad():
+            center.mul_(0.9).add_(y.mean(0), alpha=0.1)
+        return loss
+
+    before = bits([center, *model.buffers()])
+    assert "loss" in snug.verify(step, x, model if given == "module" else list(model.parameters()), "100%")
+    assert bits([center, *model.buffers()]) == before

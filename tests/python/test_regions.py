@@ -253,7 +253,7 @@ def test_torch_hooks_inside_win_and_those_outside_do_not():
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
         region = snug.Region(snug.Recompute())
         with region:
-            y = x.sin().exp()
+            y = x.sin().exp() * 2  # of the exponentials, which are saved, nobody else has any
         inside = len(packed)
         z = y.cos()
     z.sum().backward()
@@ -361,7 +361,7 @@ def test_hooks_between_two_regions_do_not_disable_the_inner_one():
     packed = []
     outer, inner = snug.Region(snug.Keep()), snug.Region(snug.Recompute())
     with outer, torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(t) or t, lambda t: t), inner:
-        y = x.sin().exp()
+        y = x.sin().exp() * 2
     y.sum().backward()
     assert packed == [] and inner.replayed_ops > 0
 
@@ -404,10 +404,27 @@ def test_a_policy_may_refer_to_what_holds_its_region():
     holder = Holder()
     x = torch.randn(64, requires_grad=True)
     with holder.region:
-        y = x.sin().exp()
+        y = x.sin().exp() * 2
     y.sum().backward()
     assert holder.region.replayed_ops > 0
     gone = weakref.ref(holder)
     del holder, y
     gc.collect()
     assert gone() is None
+
+
+@pytest.mark.parametrize("around", ["fit", "step"])
+def test_hooks_around_a_session_are_an_error(around):
+    x, w = torch.randn(64, 64), torch.randn(64, 64, requires_grad=True)
+
+    def step(x):
+        return (x @ w).tanh().square().mean()
+
+    def bf16():
+        return torch.autograd.graph.saved_tensors_hooks(lambda t: t.bfloat16(), lambda t: t.float())
+
+    with snug.fit(step, x, "100%") as session:
+        with bf16(), pytest.raises(snug.UsageError, match="enter them inside of the step"):
+            snug.fit(step, x, "100%") if around == "fit" else session(x)
+        session(x)
+    assert w.grad is not None

@@ -195,3 +195,67 @@ def test_a_write_through_data_beside_a_saved_part_of_its_storage(around):
 
     around(loss)
     assert weight.grad is not None and mean.count_nonzero() == 16
+
+
+class Exponential(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        y = x.exp()
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx, g):
+        (y,) = ctx.saved_tensors
+        return g * y
+
+
+@pytest.mark.parametrize("place", AROUND.values(), ids=AROUND)
+def test_a_result_of_the_function_has_its_history_whatever_the_program_did_with_it(place):
+    x = torch.linspace(0, 1, 5, requires_grad=True)
+    with place():
+        y = Exponential.apply(x * 1.0)
+        loss = (y * 2).sum()
+        y.detach_()  # the state of a recurrent network goes on without history
+    (gradient,) = torch.autograd.grad(loss, x, create_graph=True)
+    (second,) = torch.autograd.grad(gradient.sum(), x)
+    assert torch.equal(second, 2 * x.exp())
+
+
+class SavesTwice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, a):
+        ctx.save_for_backward(a)
+        with torch.enable_grad():
+            a.detach().requires_grad_().sin()  # an operator inside of it that saves the same memory
+            a.sin()  # and one that saves the same tensor
+        return a * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        (a,) = ctx.saved_tensors
+        return g * a.scale
+
+
+def test_attributes_of_what_an_operator_inside_of_the_function_saves_as_well(around):
+    x, w = torch.ones(4, 4), leaf(4, 4)
+
+    def loss():
+        h = torch.tanh(x @ w)
+        h.scale = 3.0
+        return SavesTwice.apply(h).sum()
+
+    around(loss)
+    assert w.grad is not None
+
+
+@pytest.mark.parametrize("place", AROUND.values(), ids=AROUND)
+def test_attributes_of_a_result_that_lead_to_its_own_graph_do_not_keep_it(place):
+    x = leaf(16, 16)
+    with place():
+        y = Exponential.apply(x * 1.0)
+        y.statistics = y.mean()
+        alive = weakref.ref(y.statistics)
+        del y
+    gc.collect()
+    assert alive() is None
