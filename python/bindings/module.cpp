@@ -5,6 +5,7 @@
 #include "python/bindings/errors.h"
 #include "python/bindings/losses.h"
 #include "python/bindings/memory.h"
+#include "python/bindings/objects.h"
 #include "python/bindings/operators.h"
 #include "python/bindings/plans.h"
 #include "python/bindings/regions.h"
@@ -28,4 +29,5 @@ PYBIND11_MODULE(_core, m) {
   snug::python::bind_sessions(m);
   snug::python::bind_saved(m);
   snug::python::bind_wrapped(m);
+  snug::python::bind_objects(m);
 }

@@ -80,3 +80,17 @@ def same_position(a: Any, b: Any) -> bool:
     if isinstance(a, (tuple, list)) and type(a) is type(b):
         return a is b or len(a) == len(b) and all(map(same_position, a, b))
     return a is b or isinstance(a, (int, str, range)) and type(a) is type(b) and a == b
+
+
+class WatchedIterator:
+    """An iterator whose position can be told, but not restored."""
+
+    def __init__(self, iterator: Any) -> None:
+        self._iterator, self._before = iterator, position_of(iterator)
+
+    def advanced(self) -> str | None:
+        """What a step did that cannot be restored, and what to do, or None."""
+        if same_position(position_of(self._iterator), self._before):
+            return None
+        name = type(self._iterator).__name__
+        return f"took items from an iterator ({name}) that cannot be put back; give the step its batch as an argument"

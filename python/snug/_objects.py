@@ -5,13 +5,15 @@ from __future__ import annotations
 import gc
 from typing import Any
 
+from . import _core
 
-def objects_of(kind: type | tuple[type, ...]) -> list[Any]:
-    """Returns the live instances of a class or of several, subclasses included.
+
+def objects_of(*kinds: type) -> list[Any]:
+    """Returns the live instances of these classes, subclasses included.
 
     Calls gc.unfreeze(), as the garbage collector does not list frozen objects.
     """
     if gc.get_freeze_count():
         gc.unfreeze()
     # By type: other things may pretend to be of a class, or compute something when they are asked.
-    return [thing for thing in gc.get_objects() if issubclass(type(thing), kind)]
+    return _core.instances_among(gc.get_objects(), kinds)

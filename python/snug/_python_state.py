@@ -23,14 +23,14 @@ import torch
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from . import _core
-from ._iterators import copied_iterator, is_built_in, parts_of, position_of, same_position
+from ._iterators import WatchedIterator, copied_iterator, is_built_in, parts_of, position_of
 from ._leaves import SavedLeaf, is_plain_leaf
 from ._objects import objects_of
 from ._packages import is_programs, package_of
-from ._random_generators import SavedGenerator, is_generator
+from ._random_generators import SavedGenerator, WatchedSeeds, is_generator, seeds_of
 from ._restored import (
     PLAIN, SavedArray, SavedCache, SavedCell, SavedClass, SavedContents, SavedContextVariables, SavedIterator, SavedMemory, SavedName,
-    SavedNames, SavedSlot, SavedTensorAttributes, length_of
+    SavedNames, SavedSlot, SavedTensorAttributes, has_references, length_of
 )
 from .errors import UsageError
 
@@ -75,7 +75,7 @@ def _is_array(value: Any) -> bool:
     if isinstance(value, array.array):
         return True
     numpy = sys.modules.get("numpy")
-    return numpy is not None and type(value) is numpy.ndarray and value.flags.writeable
+    return numpy is not None and isinstance(value, numpy.ndarray) and value.flags.writeable
 
 
 # Objects within objects that the step refers to are looked at to this depth, and no longer containers than this.
@@ -105,15 +105,16 @@ class PythonState:
         if (numpy := sys.modules.get("numpy")) is not None:
             self._saved.append(SavedGenerator(numpy.random))
         self._iterators: dict[int, SavedIterator] = {}  # by id
-        self._positions: list[tuple[Any, Any]] = []
-        self._caches: list[SavedCache] = []
+        self._watched: list[WatchedIterator | WatchedSeeds | SavedCache] = []
         self._seen: set[int] = set()
         self._tuples: list[tuple[Any, ...]] = []  # keeps tuples in _seen alive, so that their ids stay unique
         self._used_modules: set[tuple[int, int]] = set()  # ids of the module and of the code that uses it
         self._objects: set[int] = set()  # whose attributes are saved; _seen has those whose contents are
         self._items_left, self._bytes_left = _MOST_ITEMS, _MOST_BYTES
         self._to_look_at: collections.deque[tuple[Any, int]] = collections.deque()
-        owners = objects_of(_OWNERS)
+        found = objects_of(*_OWNERS, torch.Tensor)
+        tensors = [thing for thing in found if issubclass(type(thing), torch.Tensor)]
+        owners = [thing for thing in found if not issubclass(type(thing), torch.Tensor)]
         lazy = [owner for owner in owners if isinstance(owner, LazyModuleMixin) and owner.has_uninitialized_params()]
         self._handles = [module.register_forward_pre_hook(_refuse_lazy, prepend=True) for module in lazy]
         function = step
@@ -128,7 +129,7 @@ class PythonState:
             if isinstance(owner, torch.nn.Module):
                 for tensor in (*owner._parameters.values(), *owner._buffers.values()):
                     self._note_tensor(tensor)
-        for tensor in objects_of(torch.Tensor):
+        for tensor in tensors:
             self._note_leaf(tensor)
             if type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.__dict__:
                 self._note_tensor(tensor)
@@ -283,12 +284,15 @@ class PythonState:
             self._note_class(value)
         elif is_generator(value):
             self._save(SavedGenerator(value))
+            self._note_seeds(value)
+        elif seeds_of(value) is not None:
+            self._note_seeds(value)
         elif _is_array(value):
-            self._note_array(value)
+            self._note_array(value, depth)
         elif isinstance(value, _OF_CTYPES):
-            self._save(SavedMemory(value))
+            self._note_memory(value)
         elif _is_shared(value):
-            self._save(SavedMemory(value.get_obj()))
+            self._note_memory(value.get_obj())
         elif is_built_in(value) or position_of(value) is not None:
             self._note_iterator(value, depth)
         elif isinstance(value, _HOLDERS) or depth > 0 and self._is_of_the_program(value):
@@ -306,20 +310,35 @@ class PythonState:
         if not is_programs(package_of(function)) or self._is_seen(function):
             return
         cache = self._save(SavedCache(function))
-        self._caches.append(cache)
+        self._watched.append(cache)
         for result in cache.results():
             self._note(result, self._depth)
         self._note_function(function.__wrapped__)
 
-    def _note_array(self, value: Any) -> None:
+    def _note_array(self, value: Any, depth: int) -> None:
         size = memoryview(value).nbytes if isinstance(value, array.array) else value.nbytes
-        if size <= self._bytes_left and not self._is_seen(value):
-            self._bytes_left -= size
-            self._save(SavedArray(value))
+        if size > self._bytes_left or self._is_seen(value):
+            return
+        self._bytes_left -= size
+        for item in self._save(SavedArray(value)).objects():
+            self._note(item, depth)
+        if attributes := getattr(value, "__dict__", None):  # of a subclass, such as the mask of a masked array
+            self._note_attributes(attributes, depth)
+
+    def _note_seeds(self, value: Any) -> None:
+        if (seeds := seeds_of(value)) is not None:
+            self._watched.append(WatchedSeeds(seeds))
+
+    def _note_memory(self, value: Any) -> None:
+        size = ctypes.sizeof(value)
+        if has_references(type(value)) or size > self._bytes_left or self._is_seen(value):
+            return
+        self._bytes_left -= size
+        self._save(SavedMemory(value))
 
     def _note_iterator(self, value: Any, depth: int) -> None:
-        if (position := position_of(value)) is not None:
-            self._positions.append((value, position))
+        if position_of(value) is not None:
+            self._watched.append(WatchedIterator(value))
         try:
             parts = list(parts_of(value)) if is_built_in(value) else []
         except TypeError:
@@ -360,18 +379,12 @@ class PythonState:
                 handle.remove()
 
     def refuse_advanced(self) -> None:
-        """Raises UsageError if a generator or a DataLoader's iterator that cannot be put back was advanced, or a cache filled."""
-        for cache in self._caches:
-            if cache.cannot_go_back():
+        """Raises UsageError if a generator or a DataLoader's iterator that cannot be put back was advanced, or a source of seeds or a cache changed. Call
+        put_back() first: iterators that it restores may be parts of others."""
+        for watched in self._watched:
+            if (advanced := watched.advanced()) is not None:
                 raise UsageError(
-                    f"fit: the recorded step added entries to the cache of {cache.name}, which cannot be taken away again; call it with "
-                    "these arguments before fit, or leave out the sample: fit(step, budget=...) records the first real step"
-                )
-        for iterator, position in self._positions:
-            if not same_position(position_of(iterator), position):
-                raise UsageError(
-                    f"fit: the recorded step took items from an iterator ({type(iterator).__name__}) that cannot be put back; give the step its "
-                    "batch as an argument, or leave out the sample: fit(step, budget=...) records the first real step"
+                    f"fit: the recorded step {advanced}, or leave out the sample: fit(step, budget=...) records the first real step"
                 )
 
 

@@ -31,6 +31,31 @@ class SavedGenerator:
             self._thing.state = self._state
 
 
+def seeds_of(thing: Any) -> Any:
+    """Returns the numpy.random.SeedSequence that a generator of NumPy spawns others from, or one itself, or None."""
+    numpy = sys.modules.get("numpy")
+    if numpy is None:
+        return None
+    seeds = getattr(getattr(thing, "bit_generator", thing), "seed_seq", thing)
+    return seeds if isinstance(seeds, numpy.random.SeedSequence) else None
+
+
+class WatchedSeeds:
+    """A numpy.random.SeedSequence, which counts what has been spawned from it, and cannot be set back."""
+
+    def __init__(self, seeds: Any) -> None:
+        self._seeds, self._before = seeds, seeds.n_children_spawned
+
+    def advanced(self) -> str | None:
+        """What a step did that cannot be restored, and what to do, or None."""
+        if self._seeds.n_children_spawned == self._before:
+            return None
+        return (
+            "spawned generators from a numpy.random.SeedSequence or Generator, which cannot be put back, so that others would be "
+            "spawned afterwards; spawn them before fit"
+        )
+
+
 def is_generator(thing: Any) -> bool:
     if isinstance(thing, random.Random):
         return type(thing).getstate is random.Random.getstate

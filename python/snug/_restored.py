@@ -8,7 +8,9 @@ import contextvars
 import ctypes
 import gc
 import operator
+import sys
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -43,10 +45,20 @@ class SavedContents:
         self._kind = _plain_kind_of(container)
         self._items = self._now()
 
+        self._is_weak = bool(self._items) and any(
+            isinstance(part, weakref.ref) and part.__callback__ is not None for part in self._parts_of(self._items[0])
+        )
+
     def _now(self) -> list[Any]:
         if self._kind in _MAPPINGS:
             return list(self._kind.items(self._container))
         return list(self._kind.__iter__(self._container))
+
+    def _parts_of(self, item: Any) -> tuple[Any, ...]:
+        return item if self._kind in _MAPPINGS else (item,)
+
+    def _is_dead(self, item: Any) -> bool:
+        return any(isinstance(part, weakref.ref) and part() is None for part in self._parts_of(item))
 
     def values(self) -> list[Any]:
         return [value for _, value in self._items] if self._kind in _MAPPINGS else self._items
@@ -61,6 +73,8 @@ class SavedContents:
         return len(now) == len(self._items) and all(map(operator.is_, now, self._items))
 
     def put_back(self) -> None:
+        if self._is_weak:  # what has died is taken out once, by a callback
+            self._items = [item for item in self._items if not self._is_dead(item)]
         if self._is_back():
             return
         self._kind.clear(self._container)
@@ -72,11 +86,18 @@ class SavedContents:
 
 
 class SavedArray:
-    """Restores the elements of an array.array or a NumPy array."""
+    """Restores the elements of an array.array or a NumPy array, of whose subclasses (masked arrays, records, files in memory)
+    no method is called."""
 
     def __init__(self, elements: Any) -> None:
-        self._elements = elements
-        self._copy = elements[:] if isinstance(elements, array.array) else elements.copy()
+        is_numpys = not isinstance(elements, array.array)
+        self._elements = sys.modules["numpy"].asarray(elements) if is_numpys else elements
+        self._copy = self._elements.copy() if is_numpys else elements[:]
+
+    def objects(self) -> list[Any]:
+        """The elements that are Python objects."""
+        has_any = not isinstance(self._copy, array.array) and self._copy.dtype == object
+        return self._copy.reshape(-1).tolist() if has_any else []
 
     def put_back(self) -> None:
         if isinstance(self._elements, array.array):
@@ -86,8 +107,18 @@ class SavedArray:
             self._elements[...] = self._copy
 
 
+def has_references(kind: Any) -> bool:
+    """Whether objects of this ctypes class refer to Python objects, as a c_char_p does, so that their bytes are not all."""
+    if issubclass(kind, ctypes.Array):
+        return has_references(kind._type_)
+    if issubclass(kind, (ctypes.Structure, ctypes.Union)):
+        fields = [field for one in kind.__mro__ for field in vars(one).get("_fields_", ())]
+        return any(has_references(field[1]) for field in fields)
+    return not issubclass(kind, ctypes._SimpleCData) or kind._type_ in ("O", "P", "X", "Z", "z")
+
+
 class SavedMemory:
-    """Restores the bytes of a ctypes object, such as that of a multiprocessing.Value."""
+    """Restores the bytes of a ctypes object without references, such as that of a multiprocessing.Value."""
 
     def __init__(self, thing: Any) -> None:
         self._thing = thing
@@ -106,36 +137,35 @@ class SavedCache:
 
     def __init__(self, function: Any) -> None:
         self._function = function
-        self._misses = self._misses_now()
         # The dictionary of an unbounded cache has the results, that of a bounded one has links to them.
         held = [held for held in gc.get_referents(function) if type(held) is dict and held is not function.__dict__]
         self._entries = held[0] if len(held) == 1 else {}
         self._before = dict(self._entries)
-
-    @property
-    def name(self) -> str:
-        return f"{self._function.__qualname__}()"
 
     def results(self) -> list[Any]:
         if self._is_unbounded():
             return list(self._before.values())
         return [held for link in self._before.values() for held in gc.get_referents(link)]
 
-    def _misses_now(self) -> int:
-        return int(self._function.cache_info().misses)
-
     def _is_unbounded(self) -> bool:
         return self._function.cache_info().maxsize is None
 
-    def cannot_go_back(self) -> bool:
-        """Whether entries have been added that cannot be taken away again."""
-        return bool(self._before) and not self._is_unbounded() and self._misses_now() != self._misses
+    def _is_back(self) -> bool:
+        pairs = zip(self._entries.items(), self._before.items())  # without the program's __eq__
+        return len(self._entries) == len(self._before) and all(a is c and b is d for (a, b), (c, d) in pairs)
+
+    def advanced(self) -> str | None:
+        """What a step did that cannot be restored, and what to do, or None."""
+        if not self._before or self._is_unbounded() or self._is_back():
+            return None
+        name = f"{self._function.__qualname__}()"
+        return f"changed the entries of the cache of {name}, which cannot be restored; call it with these arguments before fit"
 
     def put_back(self) -> None:
         if not self._before:
             if self._function.cache_info().currsize:
                 self._function.cache_clear()
-        elif self._is_unbounded() and len(self._entries) != len(self._before):
+        elif self._is_unbounded() and not self._is_back():
             self._entries.clear()
             self._entries.update(self._before)
 

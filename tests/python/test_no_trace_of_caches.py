@@ -70,7 +70,7 @@ def test_the_only_object_of_a_cache(weight, made_before):
 def test_entries_that_cannot_be_taken_away_are_named(weight):
     mask.cache_clear()
     mask(2)
-    with pytest.raises(snug.UsageError, match=r"added entries to the cache of mask\(\)"):
+    with pytest.raises(snug.UsageError, match=r"changed the entries of the cache of mask\(\)"):
         fit(lambda x: loss_of(weight, x * mask(64)))
     fit(lambda x: loss_of(weight, x * mask(64)))  # it is there now
 
@@ -124,3 +124,79 @@ def test_what_a_step_replaces_in_a_library_is_freed_while_it_is_recorded(weight)
 
     fit(step)
     assert not alive[0]
+
+
+@functools.cache
+def table(columns):
+    return torch.rand(columns)
+
+
+def test_a_cache_that_is_cleared_and_filled_again(weight):
+    table.cache_clear()
+    before = table(8)
+
+    def step(x):
+        table.cache_clear()
+        return loss_of(weight, x * table(8))
+
+    fit(step)
+    assert table(8) is before
+
+
+def test_a_bounded_cache_that_is_cleared_and_filled_again_is_refused(weight):
+    mask.cache_clear()
+    mask(64)
+
+    def step(x):
+        mask.cache_clear()
+        return loss_of(weight, x * mask(64))
+
+    with pytest.raises(snug.UsageError, match=r"changed the entries of the cache of mask\(\)"):
+        fit(step)
+
+
+class Named(ctypes.Structure):
+    _fields_ = [("name", ctypes.c_char_p)]
+
+
+def test_what_c_refers_to_is_left_as_the_step_has_it(weight):
+    """Its bytes are addresses of objects, whose references Python counts elsewhere."""
+    cell, named = ctypes.py_object([1]), Named(b"before")
+
+    def step(x):
+        cell.value = [2]
+        named.name = b"after" * int(x.shape[0])
+        return loss_of(weight, x)
+
+    fit(step)
+    assert cell.value == [2] and named.name == b"after" * 64
+
+
+def test_seeds_that_are_spawned_are_an_error(weight):
+    numpy = pytest.importorskip("numpy")
+    generator, seeds = numpy.random.default_rng(3), numpy.random.SeedSequence(4)
+    for spawn in (lambda: generator.spawn(1)[0].random(), lambda: seeds.spawn(1)[0].generate_state(1)[0] / 2**32):
+        with pytest.raises(snug.UsageError, match="spawned"):
+            fit(lambda x, spawn=spawn: loss_of(weight, x) / (1 + spawn()))
+
+
+def test_arrays_of_numpys_classes_and_of_objects(weight, tmp_path):
+    numpy = pytest.importorskip("numpy")
+    masked = numpy.ma.masked_array(numpy.zeros(4), mask=[False, True, False, False])
+    record = numpy.zeros(3, dtype=[("reward", "f4"), ("done", "?")]).view(numpy.recarray)
+    replay = numpy.memmap(tmp_path / "replay", dtype="f4", mode="w+", shape=(4,))
+    objects = numpy.array([[1], {"n": 0}, None], dtype=object)
+
+    def step(x):
+        masked[0], masked[2] = 1.0, numpy.ma.masked
+        record.reward[1] += 1
+        replay[0] += 1
+        objects[0].append(2)
+        objects[1]["n"] += 1
+        objects[2] = x.shape
+        return loss_of(weight, x) / float(replay[0])
+
+    fit(step)
+    assert masked.data.tolist() == [0, 0, 0, 0] and masked.mask.tolist() == [False, True, False, False]
+    assert record.reward.tolist() == [0, 0, 0] and replay.tolist() == [0, 0, 0, 0]
+    assert objects.tolist() == [[1], {"n": 0}, None]

@@ -3,6 +3,7 @@
 import array
 import collections
 import contextvars
+import gc
 import itertools
 import sys
 import threading
@@ -338,3 +339,42 @@ def test_a_package_of_the_program_with_a_name_of_pythons_own(weight, monkeypatch
     fit(step)
     assert antigravity.steps == 0
     del sys.modules["antigravity"]
+
+
+class Item:
+    pass
+
+
+def test_weak_containers_of_what_dies_meanwhile(weight):
+    held = [Item()]
+    items, of_items = weakref.WeakSet(held), weakref.WeakKeyDictionary({held[0]: 1})
+    named = weakref.WeakValueDictionary({"first": held[0]})
+    held_elsewhere = iter([held.pop()])  # which is no container that is restored
+    queue = types.MappingProxyType({"next": held_elsewhere})
+
+    def step(x):
+        for item in queue["next"]:
+            del item
+        return loss_of(weight, x) + len(items) + len(of_items) + len(named)
+
+    fit(step)
+    gc.collect()
+    assert (len(items), len(of_items), len(named)) == (len(list(items)), len(list(of_items)), len(list(named)))
+
+
+def test_an_iterator_that_a_generator_elsewhere_goes_through(weight):
+    items = iter([1, 2, 3, 4, 5, 6])
+
+    def tens():
+        for item in items:
+            yield item * 10
+
+    generator = tens()
+    assert next(generator) == 10
+
+    def step(x):
+        assert generator.gi_frame is not None
+        return loss_of(weight, x) * next(items)
+
+    fit(step)
+    assert next(items) == 2 and next(generator) == 30
