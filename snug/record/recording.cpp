@@ -182,7 +182,7 @@ void on_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch:
     run_annotation(op, below, *stack);
   } else if (const auto& tape = recording_tape()) {
     try {
-      tape->record(op, below, *stack);
+      tape->record(op, traits, below, *stack);
     } catch (const Error&) {
       throw_into_libtorch();
     }

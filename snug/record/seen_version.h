@@ -7,14 +7,31 @@
 
 namespace snug::record {
 
+class SeenVersion;
+
+/// The same for a look-up: refers to the counter of a tensor or of a SeenVersion, which must outlive it.
+class VersionNow {
+ public:
+  explicit VersionNow(const at::Tensor& tensor)
+      : counter_(tensor.unsafeGetTensorImpl()->version_counter()),
+        seen_(counter_.enabled() ? counter_.current_version() : 0) {}
+  VersionNow(const SeenVersion& seen);  // NOLINT(google-explicit-constructor): look-ups take both
+
+  [[nodiscard]] std::uint32_t seen() const noexcept { return seen_; }
+
+ private:
+  friend class SeenVersion;
+  const c10::VariableVersion& counter_;
+  std::uint32_t seen_;
+};
+
 /// A tensor's version counter, and where it stood when somebody looked. Tensors without one (inference mode) never seem
 /// to change.
 class SeenVersion {
  public:
   SeenVersion() = default;
-  explicit SeenVersion(const at::Tensor& tensor) : counter_(tensor.unsafeGetTensorImpl()->version_counter()) {
-    look_again();
-  }
+  explicit SeenVersion(const at::Tensor& tensor) : SeenVersion(VersionNow(tensor)) {}
+  explicit SeenVersion(const VersionNow& now) : counter_(now.counter_), seen_(now.seen_) {}
 
   [[nodiscard]] std::uint32_t seen() const noexcept { return seen_; }
   [[nodiscard]] std::uint32_t now() const { return counter_.enabled() ? counter_.current_version() : seen_; }
@@ -36,15 +53,18 @@ class SeenVersion {
     }
   }
   /// Whether both count the same tensors' writes.
-  [[nodiscard]] bool same_counter(const SeenVersion& other) const noexcept {
+  [[nodiscard]] bool same_counter(const VersionNow& other) const noexcept {
     // LibTorch has no comparison; a counter is one pointer.
     static_assert(sizeof(c10::VariableVersion) == sizeof(void*));
     return std::memcmp(&counter_, &other.counter_, sizeof(counter_)) == 0;
   }
 
  private:
+  friend class VersionNow;
   c10::VariableVersion counter_;
   std::uint32_t seen_ = 0;
 };
+
+inline VersionNow::VersionNow(const SeenVersion& seen) : counter_(seen.counter_), seen_(seen.seen_) {}
 
 }  // namespace snug::record

@@ -56,8 +56,9 @@ class Tape {
 
   // --- recording ---------------------------------------------------------------------------------------------------
 
-  /// Runs the call on `stack` under `keys` and records it.
-  void record(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack& stack);
+  /// Runs the call of an operator of these traits on `stack` under `keys` and records it.
+  void record(const c10::OperatorHandle& op, const OperatorTraits& traits, c10::DispatchKeySet keys,
+              torch::jit::Stack& stack);
 
   /// Values born until close_region() are dropped (recompute) or kept, or as the policy says. Regions nest, the
   /// innermost wins. A value that leaves a region which drops it is kept, unless an enclosing region can make it again.

@@ -112,9 +112,9 @@ void Tape::capture_tensor(PendingCall& pending, const at::Tensor& tensor, Use us
   PendingLists& lists = pending.lists;
   plan::ValueId value = plan::kNoValue;
   if (use == Use::Overwrite && covers_storage(tensor)) {
-    const SeenVersion version(tensor);
+    const VersionNow version(tensor);
     value = lookup_.value_of(tensor.storage(), version);  // replaced whole: not read
-    lists.written.push_back({slot, tensor, value, /*whole=*/true, version});
+    lists.written.push_back({slot, tensor, value, /*whole=*/true, SeenVersion(version)});
   } else {
     value = read(tensor, use);
     if (pending.traits.reads != OperatorTraits::Reads::Nothing) values_.set_read(value);
@@ -125,7 +125,7 @@ void Tape::capture_tensor(PendingCall& pending, const at::Tensor& tensor, Use us
 }
 
 plan::ValueId Tape::read(const at::Tensor& tensor, Use use) {
-  const SeenVersion version(tensor);
+  const VersionNow version(tensor);
   const plan::ValueId value = lookup_.value_of(tensor.storage(), version);
   if (values_.unfilled(value)) {
     // An operator that writes a part of it is not what opaque() is for: it fills the memory, and is recorded.

@@ -40,10 +40,10 @@ void ValueLookup::watch(plan::ValueId leaf, const c10::Storage& storage) {
 
 /// Whether what `reader` counts the writes of still is the value. Of a result, a counter that is new to the tape, and
 /// not new, may have counted anything; a leaf is there as it is now.
-bool ValueLookup::accepts(plan::ValueId value, const SeenVersion& reader) {
+bool ValueLookup::accepts(plan::ValueId value, const VersionNow& reader) {
   if (values_.unfilled(value) || versions_.find(value, reader) != nullptr) return true;
   if (reader.seen() != 0 && !values_.flow().is_leaf(value)) return false;
-  versions_.add(value, reader);
+  versions_.add(value, SeenVersion(reader));
   return true;
 }
 
@@ -52,11 +52,11 @@ bool ValueLookup::can_be_lost(plan::ValueId value) const {
   return !values_.flow().is_leaf(value) && !values_.ledger().fetchable(value);
 }
 
-plan::ValueId ValueLookup::value_of(const c10::Storage& storage, const SeenVersion& reader) {
+plan::ValueId ValueLookup::value_of(const c10::Storage& storage, const VersionNow& reader) {
   const plan::ValueId before = values_.in(storage.unsafeGetStorageImpl());
   if (before == plan::kNoValue) {
     const plan::ValueId leaf = values_.add_leaf(storage);
-    versions_.set(leaf, reader);
+    versions_.set(leaf, SeenVersion(reader));
     return leaf;
   }
   const bool is_as_it_was = !written_since(before) && !refilled(before, storage) && accepts(before, reader);
@@ -65,7 +65,7 @@ plan::ValueId ValueLookup::value_of(const c10::Storage& storage, const SeenVersi
     if (can_be_lost(before)) report(before, Opaque::Case::WrittenOver);
     displace(before);
     const plan::ValueId leaf = values_.add_leaf(storage);
-    versions_.set(leaf, reader);
+    versions_.set(leaf, SeenVersion(reader));
     versions_.inherit(leaf, before);
     if (values_.of_result(before)) values_.set_of_result(leaf);
     return leaf;
@@ -76,9 +76,9 @@ plan::ValueId ValueLookup::value_of(const c10::Storage& storage, const SeenVersi
   return before;
 }
 
-void ValueLookup::make_leaf(plan::ValueId value, const SeenVersion& reader) {
+void ValueLookup::make_leaf(plan::ValueId value, const VersionNow& reader) {
   values_.make_leaf(value);
-  versions_.replace(value, reader);
+  versions_.replace(value, SeenVersion(reader));
 }
 
 void ValueLookup::report(plan::ValueId value, Opaque::Case what) {

@@ -36,7 +36,7 @@ class ValueLookup {
       : values_(values), versions_(versions), calls_(calls), observers_(observers) {}
 
   /// The value of a storage that is read or written through a tensor with this version. Held if it is a leaf.
-  plan::ValueId value_of(const c10::Storage& storage, const SeenVersion& reader);
+  plan::ValueId value_of(const c10::Storage& storage, const VersionNow& reader);
   /// Somebody else fills the storage until filled() is called, as the result of a collective until it is waited for: it
   /// is one value, however many versions and contents it is seen with meanwhile, through views.
   void being_filled(const c10::Storage& storage);
@@ -45,7 +45,7 @@ class ValueLookup {
   void watch(plan::ValueId leaf, const c10::Storage& storage);
   /// For a value that is read though nothing that was seen has written it: something else must have filled it, so that
   /// it cannot be made again.
-  void make_leaf(plan::ValueId value, const SeenVersion& reader);
+  void make_leaf(plan::ValueId value, const VersionNow& reader);
   /// Lists an operator's result in opaque(). To be called before make_leaf(), after which the value has no operator.
   void report(plan::ValueId value, Opaque::Case what);
   /// Something unseen has written over the value: an operator's result is absent from here on.
@@ -67,7 +67,7 @@ class ValueLookup {
  private:
   [[nodiscard]] bool is_being_filled(const c10::Storage& storage) const;
   [[nodiscard]] bool refilled(plan::ValueId value, const c10::Storage& storage) const;
-  bool accepts(plan::ValueId value, const SeenVersion& reader);
+  bool accepts(plan::ValueId value, const VersionNow& reader);
   [[nodiscard]] bool can_be_lost(plan::ValueId value) const;
 
   ValueStore& values_;

@@ -23,7 +23,7 @@ VersionTracker::VersionTracker() {
 
 void VersionTracker::replace(plan::ValueId value, const SeenVersion& version) {
   const SeenVersion before = std::exchange(main_[at(value)], version);
-  if (!before.same_counter(version) && !before.same_counter({})) others_[value].push_back(before);
+  if (!before.same_counter(version) && !before.same_counter(SeenVersion())) others_[value].push_back(before);
 }
 
 bool VersionTracker::other_raised(plan::ValueId value) const {
@@ -31,7 +31,7 @@ bool VersionTracker::other_raised(plan::ValueId value) const {
   return others != others_.end() && std::ranges::any_of(others->second, &SeenVersion::raised);
 }
 
-SeenVersion* VersionTracker::find_other(plan::ValueId value, const SeenVersion& counter) {
+SeenVersion* VersionTracker::find_other(plan::ValueId value, const VersionNow& counter) {
   const auto others = others_.find(value);
   if (others == others_.end()) return nullptr;
   const auto found =
@@ -50,7 +50,8 @@ void VersionTracker::inherit(plan::ValueId value, plan::ValueId before) {
   std::vector<SeenVersion> all = known != others_.end() ? known->second : std::vector<SeenVersion>();
   all.push_back(main_[at(before)]);
   const SeenVersion& main = main_[at(value)];
-  std::erase_if(all, [&](const SeenVersion& v) { return v.same_counter(main) || v.same_counter({}) || v.alone(); });
+  std::erase_if(
+      all, [&](const SeenVersion& v) { return v.same_counter(main) || v.same_counter(SeenVersion()) || v.alone(); });
   if (all.empty()) return;
   for (SeenVersion& v : all) v.look_again();
   others_[value] = std::move(all);

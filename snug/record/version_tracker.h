@@ -45,7 +45,7 @@ class VersionTracker {
     return main_[plan::at(value)].raised() || (!others_.empty() && other_raised(value));
   }
   /// The counter among the value's; null when the tape has not met it there.
-  [[nodiscard]] SeenVersion* find(plan::ValueId value, const SeenVersion& counter) {
+  [[nodiscard]] SeenVersion* find(plan::ValueId value, const VersionNow& counter) {
     SeenVersion& main = main_[plan::at(value)];
     return main.same_counter(counter) ? &main : find_other(value, counter);
   }
@@ -66,7 +66,7 @@ class VersionTracker {
 
  private:
   [[nodiscard]] bool other_raised(plan::ValueId value) const;
-  SeenVersion* find_other(plan::ValueId value, const SeenVersion& counter);
+  SeenVersion* find_other(plan::ValueId value, const VersionNow& counter);
 
   struct Expected {
     plan::ValueId value;
