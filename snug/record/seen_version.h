@@ -9,7 +9,7 @@ namespace snug::record {
 
 class SeenVersion;
 
-/// The same for a look-up: refers to the counter of a tensor or of a SeenVersion, which must outlive it.
+/// A version counter for look-ups, which refers to that of a tensor or of a SeenVersion: those must outlive it.
 class VersionNow {
  public:
   explicit VersionNow(const at::Tensor& tensor)
