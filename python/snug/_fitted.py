@@ -11,6 +11,7 @@ from . import _core
 from ._agreement import Group
 from ._capture import Recorded, loss_of
 from ._fsdp import begun_anew, forget_iterations, refuse_accumulated
+from ._objects import LiveObjects
 from ._options import FitOptions, by_device, requested
 from ._pipelining import know_pipelines
 from ._python_state import PythonState, python_state_kept
@@ -66,7 +67,6 @@ class Fitted:
         self.agreement = group.agreement()
         refuse_accumulated()
         know_pipelines()
-        name_parameters()
         try:
             recorded = self._record(step, sample, rehearsals, group)
             self._plan(recorded)
@@ -78,16 +78,18 @@ class Fitted:
             forget_iterations()
 
     def _record(self, step: Step, sample: Any, rehearsals: Rehearsals, group: Group) -> list[_core.RecordedStep]:
-        chosen, arguments = self.allowed(step), Arguments.of(sample)
+        chosen, arguments, live = self.allowed(step), Arguments.of(sample), LiveObjects()
+        name_parameters(live)
 
         def update_begins(stepping: Any) -> None:
             rehearsals.add(stepping)
             _core.update_begins()
 
         recorded = Recorded(update_begins)
-        kept = python_state_kept(step, [*arguments.args, *arguments.kwargs.values()])
+        kept = python_state_kept(step, [*arguments.args, *arguments.kwargs.values()], live)
         # python_state_kept last: the hooks that the others register are part of the state that is kept.
-        with leaves_kept() as wrapped, group.found_in_step(), recorded, kept as state:
+        with leaves_kept(live) as wrapped, group.found_in_step(), recorded, kept as state:
+            live.forget()  # a step may free what it likes
 
             def record(micro_batches: int) -> list[_core.RecordedStep]:
                 return _core.record_step(
@@ -178,7 +180,7 @@ class Unrecorded:
         if self.allowed.lossy != _core.Lossy.Off:
             raise UsageError("fit: without a sample no lossy codec can be planned; give a sample, or leave it out of allow")
         self.floor, self.window, self.updates = 0, None, None
-        name_parameters()
+        name_parameters(LiveObjects())
         self._group = Group(options.process_group)
 
     def open(self) -> _core.Session:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 from typing import Any
 
+import torch
+
 from . import _core
 
 
@@ -17,3 +19,23 @@ def objects_of(*kinds: type) -> list[Any]:
         gc.unfreeze()
     # By type: other things may pretend to be of a class, or compute something when they are asked.
     return _core.instances_among(gc.get_objects(), kinds)
+
+
+# Classes whose attributes are restored. A step may write to an optimizer's state before the update begins, as SAM does.
+OWNERS = (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
+
+
+class LiveObjects:
+    """The tensors of this process, and its owners of tensors: modules, optimizers and schedulers. They are searched for once, for all
+    that ask before a step is recorded. Keeps them alive until forget()."""
+
+    def __init__(self) -> None:
+        found = objects_of(torch.Tensor, *OWNERS)
+        self.tensors = [thing for thing in found if issubclass(type(thing), torch.Tensor)]
+        self.owners = [thing for thing in found if not issubclass(type(thing), torch.Tensor)]
+
+    def modules(self) -> list[torch.nn.Module]:
+        return [thing for thing in self.owners if issubclass(type(thing), torch.nn.Module)]
+
+    def forget(self) -> None:
+        self.tensors, self.owners = [], []

@@ -25,7 +25,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from . import _core
 from ._iterators import WatchedIterator, copied_iterator, is_built_in, parts_of, position_of
 from ._leaves import SavedLeaf, is_plain_leaf
-from ._objects import objects_of
+from ._objects import OWNERS, LiveObjects
 from ._packages import is_programs, package_of
 from ._random_generators import SavedGenerator, WatchedSeeds, is_generator, seeds_of
 from ._restored import (
@@ -33,9 +33,6 @@ from ._restored import (
     SavedNames, SavedSlot, SavedTensorAttributes, has_references, length_of
 )
 from .errors import UsageError
-
-# Classes whose attributes are restored. A step may write to an optimizer's state before the update begins, as SAM does.
-_OWNERS = (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
 
 # Library classes whose instances are treated like those of the program.
 _OF_LIBRARIES = (argparse.Namespace, types.SimpleNamespace, torch.quasirandom.SobolEngine)
@@ -94,9 +91,10 @@ class PythonState:
             the global variables, objects and classes that it uses, directly or through functions of the program, which is
             all that is not installed.
         sample: Its arguments.
+        live: What is alive; by default it is searched for.
     """
 
-    def __init__(self, step: Any = None, sample: Any = None) -> None:
+    def __init__(self, step: Any = None, sample: Any = None, live: LiveObjects | None = None) -> None:
         self._saved: list[Any] = [
             SavedGenerator(random._inst),  # type: ignore[attr-defined]
             _core.KeptSettings(),
@@ -112,10 +110,8 @@ class PythonState:
         self._objects: set[int] = set()  # whose attributes are saved; _seen has those whose contents are
         self._items_left, self._bytes_left = _MOST_ITEMS, _MOST_BYTES
         self._to_look_at: collections.deque[tuple[Any, int]] = collections.deque()
-        found = objects_of(*_OWNERS, torch.Tensor)
-        tensors = [thing for thing in found if issubclass(type(thing), torch.Tensor)]
-        owners = [thing for thing in found if not issubclass(type(thing), torch.Tensor)]
-        lazy = [owner for owner in owners if isinstance(owner, LazyModuleMixin) and owner.has_uninitialized_params()]
+        live = live if live is not None else LiveObjects()
+        lazy = [owner for owner in live.owners if isinstance(owner, LazyModuleMixin) and owner.has_uninitialized_params()]
         self._handles = [module.register_forward_pre_hook(_refuse_lazy, prepend=True) for module in lazy]
         function = step
         while isinstance(function, functools.partial):
@@ -123,13 +119,13 @@ class PythonState:
         # The step's packages, where they are a library's: their instances are looked into, but not their functions.
         self._of_step = {package_of(function), package_of(type(getattr(function, "__self__", function)))} - {"builtins"}
         self._depth = _DEPTH if all(map(is_programs, self._of_step)) else _DEPTH_IN_LIBRARIES
-        for owner in owners:
+        for owner in live.owners:
             self._note_attributes(owner.__dict__, self._depth)
             self._note_class(type(owner))
             if isinstance(owner, torch.nn.Module):
                 for tensor in (*owner._parameters.values(), *owner._buffers.values()):
                     self._note_tensor(tensor)
-        for tensor in tensors:
+        for tensor in live.tensors:
             self._note_leaf(tensor)
             if type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.__dict__:
                 self._note_tensor(tensor)
@@ -143,7 +139,7 @@ class PythonState:
 
     def _is_of_the_program(self, thing: Any) -> bool:
         """Whether this is an instance of a class of the program: loggers and other libraries' objects are not."""
-        if isinstance(thing, (type, types.ModuleType, types.FunctionType, torch.Tensor, *_OWNERS)):
+        if isinstance(thing, (type, types.ModuleType, types.FunctionType, torch.Tensor, *OWNERS)):
             return False
         package = package_of(type(thing))
         return package in self._of_step or is_programs(package) or type(thing) in _OF_LIBRARIES
@@ -389,9 +385,9 @@ class PythonState:
 
 
 @contextmanager
-def python_state_kept(step: Any = None, sample: Any = None) -> Iterator[PythonState]:
+def python_state_kept(step: Any, sample: Any, live: LiveObjects) -> Iterator[PythonState]:
     """Restores the state at the end. Yields the snapshot, for restoring it between runs as well."""
-    state = PythonState(step, sample)
+    state = PythonState(step, sample, live)
     try:
         yield state
     finally:

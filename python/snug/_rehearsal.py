@@ -11,7 +11,7 @@ import torch
 from . import _core
 from ._capture import unrecorded
 from ._leaves import is_leaf_with_gradient, is_plain_leaf
-from ._objects import objects_of
+from ._objects import LiveObjects
 from ._twins import attributes_of, twin_of
 from ._updates import ParameterSteps
 from .errors import Error, UsageError
@@ -215,11 +215,11 @@ class Rehearsals:
         self._steps = ParameterSteps([], _rehearse)
 
 
-def _put_aside() -> list[tuple[Any, ...]]:
+def _put_aside(live: LiveObjects) -> list[tuple[Any, ...]]:
     """Returns each leaf, whether it is plain, its gradient and its hooks. A function of its own, because a loop variable would
     keep the last tensor alive during the step."""
     kept = []
-    for thing in objects_of(torch.Tensor):
+    for thing in live.tensors:
         if not is_leaf_with_gradient(thing):
             continue
         plain = is_plain_leaf(thing)
@@ -234,12 +234,12 @@ def _put_aside() -> list[tuple[Any, ...]]:
 
 
 @contextmanager
-def leaves_kept() -> Iterator[list[torch.Tensor]]:
+def leaves_kept(live: LiveObjects) -> Iterator[list[torch.Tensor]]:
     """No leaf tensor of the process has a gradient inside, so that a step may free or zero them; all have the same as
     before afterwards. PythonState restores the rest of them. No other thread may train meanwhile.
     Gives those that are tensors around others, as DTensors: FSDP2 puts gradients there by itself.
     """
-    kept = _put_aside()
+    kept = _put_aside(live)
     _core.tag([thing for thing, plain, *_ in kept if plain and isinstance(thing, torch.nn.Parameter)], "weights")
     try:
         yield [thing for thing, plain, *_ in kept if not plain and thing.layout == torch.strided]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 
 from . import _core
-from ._objects import objects_of
+from ._objects import LiveObjects
 
 
-def name_parameters() -> None:
+def name_parameters(live: LiveObjects) -> None:
     """Names the parameters and buffers of all live modules as named_parameters of the outermost module does."""
-    modules = objects_of(torch.nn.Module)
+    modules = live.modules()
     inner = {id(child) for module in modules for child in module.__dict__.get("_modules", {}).values()}
     names = []
     for module in modules:
