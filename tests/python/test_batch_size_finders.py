@@ -57,6 +57,7 @@ def test_accelerate_knows_it(device):
     assert not memory.should_reduce_batch_size(snug.DoesNotFit("no plan keeps the step under 1 MiB"))
 
 
+@pytest.mark.long
 @only_on_the_cpu("a name that Accelerate knows")
 def test_accelerate_finds_a_batch_size(limited):
     utils = pytest.importorskip("accelerate.utils")

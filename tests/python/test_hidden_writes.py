@@ -98,7 +98,7 @@ def plain(steps, step, w):
 
 
 @pytest.mark.parametrize("operator", [counted, centred, by_scratch, by_temporaries, forward_of_it])
-@pytest.mark.parametrize("reads", [False, True], ids=["", "the step reads it"])
+@pytest.mark.parametrize("reads", [pytest.param(False, marks=pytest.mark.long), True], ids=["", "the step reads it"])
 def test_are_made_once_in_a_region_and_in_a_session(operator, reads):
     x, w = torch.randn(64, 64), leaf(64, 64)
 

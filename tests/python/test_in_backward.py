@@ -42,7 +42,10 @@ def trained(model, optimizer, data):
     return [p.detach().clone() for p in model.parameters()]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+OFTEN = ("adamw", "adafactor", "groups")
+
+
+@pytest.mark.parametrize("kind", [kind if kind in OFTEN else pytest.param(kind, marks=pytest.mark.long) for kind in KINDS])
 def test_has_the_bits_of_an_update_behind(kind):
     data = batches()
     plain = net()

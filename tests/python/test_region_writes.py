@@ -119,6 +119,7 @@ def test_a_version_raised_by_hand_makes_a_value_of_its_own():
     assert len(region.opaque_values) == 1 and "aten::sin" in region.opaque_values[0]
 
 
+@pytest.mark.long
 @only_on_the_cpu("a compiler")
 def test_results_of_compiled_code_are_kept():
     """Its kernels write over what operators made, the product of a layer among it."""
