@@ -55,7 +55,9 @@ bool is_new(const at::Tensor& result, const PendingLists& lists) {
 
 void Tape::record(const c10::OperatorHandle& op, const OperatorTraits& traits, c10::DispatchKeySet keys,
                   torch::jit::Stack& stack) {
-  if (writes_without_version(traits)) for_each_written(traits, arguments_on(stack, traits), &tell_finished_tapes);
+  // Weights that are gathered again are the same values as before.
+  if (writes_without_version(traits) && !UnshardRange::here())
+    for_each_written(traits, arguments_on(stack, traits), &tell_finished_tapes);
   if (runs_once(traits, arguments_on(stack, traits))) return run_once(op, traits, keys, stack);
 
   decide();
