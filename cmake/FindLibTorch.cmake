@@ -90,9 +90,10 @@ if(LibTorch_FOUND AND NOT TARGET LibTorch::torch)
     list(APPEND _paths "${LibTorch_DIR_USED}/lib/lib${_library}.so")
   endforeach()
   # libtorch.so itself defines nothing; --no-as-needed keeps the libraries whose kernels register themselves.
-  # Not -rpath alone: libtorch_cpu finds its own OpenMP through the same folder.
+  # Not -rpath alone: libtorch_cpu finds its own OpenMP through the same folder. libstdc++ first: libtorch.so of some builds
+  # (2.11 for CUDA) exports parts of std::filesystem that crash.
   set_property(TARGET LibTorch::torch PROPERTY INTERFACE_LINK_LIBRARIES
-    "-Wl,--no-as-needed" ${_paths} "-Wl,--as-needed" "-Wl,-rpath,${LibTorch_DIR_USED}/lib")
+    "-Wl,--no-as-needed" stdc++ ${_paths} "-Wl,--as-needed" "-Wl,-rpath,${LibTorch_DIR_USED}/lib")
   if(LibTorch_HAS_CUDA)
     cmake_path(GET LibTorch_CUDA_RUNTIME PARENT_PATH _runtime)
     set_property(TARGET LibTorch::torch APPEND PROPERTY INTERFACE_LINK_LIBRARIES "${LibTorch_CUDA_RUNTIME}" "-Wl,-rpath,${_runtime}")
