@@ -4,7 +4,8 @@
 
 namespace snug::python {
 
-/// The search among Python's objects that _objects.py asks for: there are hundreds of thousands.
+/// The search for instances of classes in _objects.py, which is slow in Python: a process has hundreds of thousands of
+/// objects.
 void bind_objects(pybind11::module_& module);
 
 }  // namespace snug::python

@@ -74,8 +74,8 @@ class SavedByFunctions {
   std::atomic<std::size_t> size_ = 0;
 };
 
-/// An attribute of `ctx`: while it lives, the class and attributes of these tensors are kept with what is packed of
-/// them. Keeps their addresses from being another tensor's, and no memory of their contents.
+/// Stored as an attribute of `ctx`. While it lives, packing one of these tensors also keeps the tensor's class and
+/// attributes. Holds weak references, so that no other tensor gets their addresses and no contents stay alive.
 class ExpectedLooks {
  public:
   ExpectedLooks(const py::object& function, const std::vector<at::Tensor>& tensors) : function_(function.ptr()) {

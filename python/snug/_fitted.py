@@ -89,7 +89,7 @@ class Fitted:
         kept = python_state_kept(step, [*arguments.args, *arguments.kwargs.values()], live)
         # python_state_kept last: the hooks that the others register are part of the state that is kept.
         with leaves_kept(live) as wrapped, group.found_in_step(), recorded, kept as state:
-            live.forget()  # a step may free what it likes
+            live.forget()  # references here would keep tensors alive that the step frees
 
             def record(micro_batches: int) -> list[_core.RecordedStep]:
                 return _core.record_step(

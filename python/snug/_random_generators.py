@@ -47,7 +47,7 @@ class WatchedSeeds:
         self._seeds, self._before = seeds, seeds.n_children_spawned
 
     def advanced(self) -> str | None:
-        """What a step did that cannot be restored, and what to do, or None."""
+        """Returns what the step changed for good and how to avoid that, as part of an error message, or None if it changed nothing."""
         if self._seeds.n_children_spawned == self._before:
             return None
         return (

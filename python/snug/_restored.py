@@ -44,7 +44,6 @@ class SavedContents:
         self._container = container
         self._kind = _plain_kind_of(container)
         self._items = self._now()
-
         self._is_weak = bool(self._items) and any(
             isinstance(part, weakref.ref) and part.__callback__ is not None for part in self._parts_of(self._items[0])
         )
@@ -73,7 +72,7 @@ class SavedContents:
         return len(now) == len(self._items) and all(map(operator.is_, now, self._items))
 
     def put_back(self) -> None:
-        if self._is_weak:  # what has died is taken out once, by a callback
+        if self._is_weak:  # a dead reference that is put back would never be removed
             self._items = [item for item in self._items if not self._is_dead(item)]
         if self._is_back():
             return
@@ -155,7 +154,7 @@ class SavedCache:
         return len(self._entries) == len(self._before) and all(a is c and b is d for (a, b), (c, d) in pairs)
 
     def advanced(self) -> str | None:
-        """What a step did that cannot be restored, and what to do, or None."""
+        """Returns what the step changed for good and how to avoid that, as part of an error message, or None if it changed nothing."""
         if not self._before or self._is_unbounded() or self._is_back():
             return None
         name = f"{self._function.__qualname__}()"

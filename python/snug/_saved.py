@@ -44,12 +44,12 @@ def _saved_tensors(ctx: Any) -> Any:
 
 
 def refuse_hooks_around(who: str) -> None:
-    """Raises UsageError where saved_tensors_hooks are active that a step would not be asked for: what it saves is snug's."""
+    """Raises UsageError if saved_tensors_hooks are active: the hooks of snug are inner ones, so those would not be called."""
     if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
         raise UsageError(
             f"{who}: saved-tensor hooks (torch.autograd.graph.saved_tensors_hooks, save_on_cpu) are active around the step, and would "
-            "not see what it saves; enter them inside of the step, where they come before snug, or leave them out: host_budget moves "
-            "what is saved to the host"
+            "not be called for what it saves; enter them inside of the step, or leave them out and give host_budget, which offloads "
+            "saved tensors to the host"
         )
 
 

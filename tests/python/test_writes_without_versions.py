@@ -226,7 +226,7 @@ def written_in_another_region(x, w, around, later):
     return product + other, y if later else None
 
 
-def written_behind_the_region(x, w, around, later):
+def written_behind_the_region(x, w, around, later):  # what is gone by then is recomputed: see docs/semantics.md
     with around():
         y = torch.exp(x)
         product = (y * w).sum()
@@ -234,8 +234,9 @@ def written_behind_the_region(x, w, around, later):
     return product, y
 
 
-@pytest.mark.parametrize("later", [False, True], ids=["is gone", "is there"])
-@pytest.mark.parametrize("step", [written_in_another_region, written_behind_the_region])
+@pytest.mark.parametrize(
+    "step, later", [(written_in_another_region, False), (written_in_another_region, True), (written_behind_the_region, True)]
+)
 def test_a_write_when_the_recording_is_over(step, later):
     x, found = torch.rand(8, 8), []
     for around in (contextlib.nullcontext, recomputed):
