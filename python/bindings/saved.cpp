@@ -1,6 +1,7 @@
 // Saved tensors of autograd.Function: their identity, class and attributes.
 #include "python/bindings/saved.h"
 
+#include <pthread.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/autograd/python_cpp_function.h>
 #include <torch/csrc/autograd/python_variable.h>
@@ -63,16 +64,20 @@ class SavedByFunctions {
     return functions;
   }
 
-  static SavedByFunctions& of_this_process() {
-    static auto* it = new SavedByFunctions;  // nodes that outlive main()
-    return *it;
-  }
+  static SavedByFunctions& of_this_process() { return *s_of_this_process; }
+  /// In the child of a fork, where a thread that is not there may hold the mutex.
+  static void begin_anew() { s_of_this_process = new SavedByFunctions; }
 
  private:
   std::mutex mutex_;
   std::unordered_multimap<const c10::TensorImpl*, const PyObject*> functions_;
   std::atomic<std::size_t> size_ = 0;
+
+  static SavedByFunctions* s_of_this_process;  // never freed, as nodes may outlive main()
 };
+
+SavedByFunctions* SavedByFunctions::s_of_this_process = new SavedByFunctions;
+[[maybe_unused]] const int kAtFork = ::pthread_atfork(nullptr, nullptr, &SavedByFunctions::begin_anew);
 
 /// Stored as an attribute of `ctx`. While it lives, packing one of these tensors also keeps the tensor's class and
 /// attributes. Holds weak references, so that no other tensor gets their addresses and no contents stay alive.

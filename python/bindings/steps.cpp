@@ -96,7 +96,19 @@ template <class Scope>
 class Context {
  public:
   void enter() { scope_.emplace(); }
-  void exit() { scope_.reset(); }
+  /// Throws what cannot be undone, which a destructor swallows.
+  void exit() {
+    std::exception_ptr failure;
+    if constexpr (requires(Scope & scope) { scope.undo(); }) {
+      try {
+        if (scope_) scope_->undo();
+      } catch (...) {
+        failure = std::current_exception();
+      }
+    }
+    scope_.reset();
+    if (failure) std::rethrow_exception(failure);
+  }
 
  private:
   std::optional<Scope> scope_;

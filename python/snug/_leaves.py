@@ -40,19 +40,17 @@ class SavedLeaf:
     contents, which the core restores. Does not keep the tensor alive: a step may replace it, and frees it then."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        self._data: torch.Tensor | None = tensor.detach()
-        self._tensor = weakref.ref(tensor, self._forget)
+        hooks = [(name, getattr(tensor, name)) for name in _HOOKS]
+        # Not attributes: a callback that refers to this object would be a cycle, and torch.utils.swap_tensors refuses tensors
+        # that a weak reference is left of.
+        self._held: dict[str, Any] = {
+            "data": tensor.detach(), "hooks": hooks, "contents": [dict(hooks or {}) for _, hooks in hooks],
+        }
+        self._tensor = weakref.ref(tensor, lambda _, held=self._held: held.clear())  # type: ignore[misc]
         self._requires_grad = tensor.requires_grad
-        self._hooks = [(name, getattr(tensor, name)) for name in _HOOKS]
-        self._contents = [dict(hooks or {}) for _, hooks in self._hooks]
 
     def hooks(self) -> list[Any]:
-        return [hook for contents in self._contents for hook in contents.values()]
-
-    def _forget(self, _: Any) -> None:
-        self._data = None
-        self._hooks.clear()
-        self._contents.clear()
+        return [hook for contents in self._held.get("contents", ()) for hook in contents.values()]
 
     @staticmethod
     def _has_moved(tensor: torch.Tensor, data: torch.Tensor) -> bool:
@@ -60,14 +58,15 @@ class SavedLeaf:
         return layout[0] != layout[1] or tensor.untyped_storage()._cdata != data.untyped_storage()._cdata
 
     def put_back(self) -> None:
-        tensor, data = self._tensor(), self._data
-        if tensor is None or data is None:
+        tensor = self._tensor()
+        if tensor is None:
             return
+        data = self._held["data"]
         if not tensor.is_leaf:  # an in-place operator has given it a grad_fn
             _core.forget_history(tensor)
         if self._has_moved(tensor, data):
             tensor.data = data
-        for (name, hooks), contents in zip(self._hooks, self._contents):
+        for (name, hooks), contents in zip(self._held["hooks"], self._held["contents"]):
             if getattr(tensor, name) is not hooks:
                 setattr(tensor, name, hooks)
             if hooks is not None and hooks != contents:

@@ -62,17 +62,33 @@ _Saved = TypeVar("_Saved")
 _OF_CTYPES = (ctypes.Array, ctypes.Structure, ctypes._SimpleCData)
 
 
+def _is(value: Any, kinds: Any) -> bool:
+    """As isinstance, which believes mocks, proxies and others that claim another class."""
+    return issubclass(type(value), kinds)
+
+
+def _attributes_of(thing: Any) -> dict[str, Any] | None:
+    """Returns its __dict__ without calling __getattr__ of the program's class."""
+    if issubclass(type(thing), threading.local):
+        return thing.__dict__  # of this thread
+    try:
+        names = object.__getattribute__(thing, "__dict__")
+    except AttributeError:
+        return None
+    return names if type(names) is dict else None
+
+
 def _is_shared(value: Any) -> bool:
     """Whether it is a multiprocessing.Value or Array with a lock."""
     shared = sys.modules.get("multiprocessing.sharedctypes")
-    return shared is not None and isinstance(value, shared.SynchronizedBase)
+    return shared is not None and _is(value, shared.SynchronizedBase)
 
 
 def _is_array(value: Any) -> bool:
-    if isinstance(value, array.array):
+    if _is(value, array.array):
         return True
     numpy = sys.modules.get("numpy")
-    return numpy is not None and isinstance(value, numpy.ndarray) and value.flags.writeable
+    return numpy is not None and _is(value, numpy.ndarray) and value.flags.writeable
 
 
 # Objects within objects that the step refers to are looked at to this depth, and no longer containers than this.
@@ -221,7 +237,7 @@ class PythonState:
                 continue
             value = names[name]
             self._note_held(value, self._depth, saved.give if name in stored else functools.partial(names.__setitem__, name))
-            if getattr(value, "__dict__", None) is not names:
+            if not _is(value, types.ModuleType) or value.__dict__ is not names:
                 self._note_module(value, code)
         for constant in code.co_consts:
             if isinstance(constant, types.CodeType):  # of a function inside of it
@@ -255,28 +271,28 @@ class PythonState:
 
     def _look_at(self, value: Any, depth: int) -> None:
         is_plain = type(value) in PLAIN
-        if is_plain or isinstance(value, PLAIN) and self._is_of_the_program(value):
+        if is_plain or _is(value, PLAIN) and self._is_of_the_program(value):
             self._note_contents(value, depth)
             if not is_plain:
                 self._note_object(value, depth)
-        elif isinstance(value, tuple):
+        elif _is(value, tuple):
             if self._is_seen(value):
                 return
             self._tuples.append(value)
             for item in tuple.__getitem__(value, slice(_LONGEST)):
                 self._note(item, depth)
-            if self._is_of_the_program(value) and hasattr(value, "__dict__"):
+            if self._is_of_the_program(value) and _attributes_of(value) is not None:
                 self._note_object(value, depth)
-        elif isinstance(value, functools.partial) or (
-            isinstance(value, (types.FunctionType, types.MethodType)) and is_programs(package_of(value))
+        elif _is(value, functools.partial) or (
+            _is(value, (types.FunctionType, types.MethodType)) and is_programs(package_of(value))
         ):
             self._note_function(value)
-        elif isinstance(value, types.BuiltinMethodType):
+        elif _is(value, types.BuiltinMethodType):
             if isinstance(value.__self__, PLAIN):
                 self._note(value.__self__, depth)
-        elif isinstance(value, functools._lru_cache_wrapper):
+        elif _is(value, functools._lru_cache_wrapper):
             self._note_cache(value)
-        elif isinstance(value, type):
+        elif _is(value, type):
             self._note_class(value)
         elif is_generator(value):
             self._save(SavedGenerator(value))
@@ -285,13 +301,13 @@ class PythonState:
             self._note_seeds(value)
         elif _is_array(value):
             self._note_array(value, depth)
-        elif isinstance(value, _OF_CTYPES):
+        elif _is(value, _OF_CTYPES):
             self._note_memory(value)
         elif _is_shared(value):
             self._note_memory(value.get_obj())
         elif is_built_in(value) or position_of(value) is not None:
             self._note_iterator(value, depth)
-        elif isinstance(value, _HOLDERS) or depth > 0 and self._is_of_the_program(value):
+        elif _is(value, _HOLDERS) or depth > 0 and self._is_of_the_program(value):
             self._note_object(value, max(depth - 1, 0))
 
     def _note_contents(self, value: Any, depth: int) -> None:
@@ -316,9 +332,12 @@ class PythonState:
         if size > self._bytes_left or self._is_seen(value):
             return
         self._bytes_left -= size
-        for item in self._save(SavedArray(value)).objects():
-            self._note(item, depth)
-        if attributes := getattr(value, "__dict__", None):  # of a subclass, such as the mask of a masked array
+        saved = self._save(SavedArray(value))
+        if not isinstance(value, array.array) and value.dtype == object and value.size <= min(_LONGEST, self._items_left):
+            self._items_left -= value.size
+            for item in saved.objects():
+                self._note(item, depth)
+        if attributes := _attributes_of(value):  # of a subclass, such as the mask of a masked array
             self._note_attributes(attributes, depth)
 
     def _note_seeds(self, value: Any) -> None:
@@ -349,8 +368,8 @@ class PythonState:
             return
         self._objects.add(id(value))
         self._note_class(type(value))
-        if hasattr(value, "__dict__"):
-            self._note_attributes(value.__dict__, depth)
+        if (attributes := _attributes_of(value)) is not None:
+            self._note_attributes(attributes, depth)
         for slot in _slots_of(type(value)):
             self._note(self._save(SavedSlot(value, slot)).value, depth)
 

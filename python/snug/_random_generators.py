@@ -36,8 +36,12 @@ def seeds_of(thing: Any) -> Any:
     numpy = sys.modules.get("numpy")
     if numpy is None:
         return None
-    seeds = getattr(getattr(thing, "bit_generator", thing), "seed_seq", thing)
-    return seeds if isinstance(seeds, numpy.random.SeedSequence) else None
+    # By type, since any other object may do something when it is asked for an attribute.
+    if issubclass(type(thing), numpy.random.Generator):
+        thing = thing.bit_generator
+    if issubclass(type(thing), numpy.random.BitGenerator):
+        thing = thing.seed_seq
+    return thing if issubclass(type(thing), numpy.random.SeedSequence) else None
 
 
 class WatchedSeeds:
@@ -57,11 +61,12 @@ class WatchedSeeds:
 
 
 def is_generator(thing: Any) -> bool:
-    if isinstance(thing, random.Random):
-        return type(thing).getstate is random.Random.getstate
-    if isinstance(thing, torch.Generator):
+    kind = type(thing)  # isinstance() believes objects that claim another class
+    if issubclass(kind, random.Random):
+        return kind.getstate is random.Random.getstate
+    if issubclass(kind, torch.Generator):
         return True
     numpy = sys.modules.get("numpy")
-    return numpy is not None and isinstance(
-        thing, (numpy.random.Generator, numpy.random.RandomState, numpy.random.BitGenerator)
+    return numpy is not None and issubclass(
+        kind, (numpy.random.Generator, numpy.random.RandomState, numpy.random.BitGenerator)
     )

@@ -44,27 +44,29 @@ class SavedContents:
         self._container = container
         self._kind = _plain_kind_of(container)
         self._items = self._now()
-        self._is_weak = bool(self._items) and any(
-            isinstance(part, weakref.ref) and part.__callback__ is not None for part in self._parts_of(self._items[0])
-        )
 
     def _now(self) -> list[Any]:
         if self._kind in _MAPPINGS:
             return list(self._kind.items(self._container))
         return list(self._kind.__iter__(self._container))
 
-    def _parts_of(self, item: Any) -> tuple[Any, ...]:
-        return item if self._kind in _MAPPINGS else (item,)
+    def _without_removed(self, now: list[Any]) -> list[Any]:
+        """Returns the items without weak references that died and were removed, as weak containers do it: a dead reference that is
+        put back would never be removed."""
+        parts_of: Callable[[Any], tuple[Any, ...]] = tuple if self._kind in _MAPPINGS else lambda item: (item,)
+        there = {tuple(map(id, parts_of(item))) for item in now}
 
-    def _is_dead(self, item: Any) -> bool:
-        return any(isinstance(part, weakref.ref) and part() is None for part in self._parts_of(item))
+        def is_removed(item: Any) -> bool:
+            is_dead = any(isinstance(part, weakref.ref) and part() is None for part in parts_of(item))
+            return is_dead and tuple(map(id, parts_of(item))) not in there
+
+        return [item for item in self._items if not is_removed(item)]
 
     def values(self) -> list[Any]:
         return [value for _, value in self._items] if self._kind in _MAPPINGS else self._items
 
-    def _is_back(self) -> bool:
+    def _is_back(self, now: list[Any]) -> bool:
         """Whether it holds the same objects, which need not be comparable."""
-        now = self._now()
         if self._kind is set:
             return set(map(id, now)) == set(map(id, self._items))
         if self._kind in _MAPPINGS:
@@ -72,9 +74,11 @@ class SavedContents:
         return len(now) == len(self._items) and all(map(operator.is_, now, self._items))
 
     def put_back(self) -> None:
-        if self._is_weak:  # a dead reference that is put back would never be removed
-            self._items = [item for item in self._items if not self._is_dead(item)]
-        if self._is_back():
+        now = self._now()
+        if self._is_back(now):
+            return
+        self._items = self._without_removed(now)
+        if self._is_back(now):
             return
         self._kind.clear(self._container)
         if self._kind in _MAPPINGS:
@@ -113,7 +117,7 @@ def has_references(kind: Any) -> bool:
     if issubclass(kind, (ctypes.Structure, ctypes.Union)):
         fields = [field for one in kind.__mro__ for field in vars(one).get("_fields_", ())]
         return any(has_references(field[1]) for field in fields)
-    return not issubclass(kind, ctypes._SimpleCData) or kind._type_ in ("O", "P", "X", "Z", "z")
+    return not issubclass(kind, ctypes._SimpleCData) or kind._type_ in ("O", "X", "Z", "z")
 
 
 class SavedMemory:
@@ -140,18 +144,26 @@ class SavedCache:
         held = [held for held in gc.get_referents(function) if type(held) is dict and held is not function.__dict__]
         self._entries = held[0] if len(held) == 1 else {}
         self._before = dict(self._entries)
+        # A full cache uses the link of the entry that it drops for the next one.
+        self._held = self._now()
+
+    def _now(self) -> list[Any]:
+        """Keys and results, as the cache refers to them, and what it always refers to. Empty for an unbounded cache."""
+        return [] if self._is_unbounded() else gc.get_referents(self._function)
 
     def results(self) -> list[Any]:
         if self._is_unbounded():
             return list(self._before.values())
-        return [held for link in self._before.values() for held in gc.get_referents(link)]
+        return [held for held in self._held if not isinstance(held, (type, dict)) and held is not self._function.__wrapped__]
 
     def _is_unbounded(self) -> bool:
         return self._function.cache_info().maxsize is None
 
     def _is_back(self) -> bool:
         pairs = zip(self._entries.items(), self._before.items())  # without the program's __eq__
-        return len(self._entries) == len(self._before) and all(a is c and b is d for (a, b), (c, d) in pairs)
+        if len(self._entries) != len(self._before) or not all(a is c and b is d for (a, b), (c, d) in pairs):
+            return False
+        return sorted(map(id, self._now())) == sorted(map(id, self._held))  # a hit changes their order
 
     def advanced(self) -> str | None:
         """Returns what the step changed for good and how to avoid that, as part of an error message, or None if it changed nothing."""

@@ -14,6 +14,8 @@ import torch
 from . import _core
 from ._capture import Recorded, run_plain
 from ._fitted import Step
+from ._leaves import is_leaf_with_gradient
+from ._objects import LiveObjects
 from ._options import FitOptions, by_device
 from ._python_state import PythonState
 from ._wrapped import unwrapped
@@ -70,6 +72,11 @@ def _deterministic(devices: Sequence[str]) -> Iterator[None]:
         torch.utils.deterministic.fill_uninitialized_memory = fills
 
 
+def _is_finite(gradient: torch.Tensor) -> bool:
+    dense = gradient if gradient.layout == torch.strided else gradient.to_dense()
+    return bool(dense.isfinite().all())
+
+
 class _World:
     """What a step may change, by name: gradients, buffers, random numbers. Whoever runs one restores the latter."""
 
@@ -77,7 +84,10 @@ class _World:
         self, parameters: list[tuple[str, torch.Tensor]], buffers: list[tuple[str, torch.Tensor]], step: Step, arguments: Arguments
     ) -> None:
         self.parameters, self.buffers = parameters, buffers
-        self._gradients = [p.grad for _, p in parameters]
+        # Of all that a step may train, be it a part of the model or not.
+        known = {id(p) for _, p in parameters}
+        others = [tensor for tensor in LiveObjects().tensors if id(tensor) not in known and is_leaf_with_gradient(tensor)]
+        self._gradients = [(p, p.grad) for p in (*(p for _, p in parameters), *others)]
         # A step may write parameters, too, as a layer does that initializes itself from its first batch.
         # Those that are streamed are not there.
         written = [p for _, p in parameters if unwrapped(p) is None and p.layout == torch.strided and p.data_ptr() != 0]
@@ -91,8 +101,9 @@ class _World:
             for tensor, before in self._before:
                 if bits_of(tensor) != bits_of(before):
                     tensor.copy_(before)
-        for _, parameter in self.parameters:
-            parameter.grad = None
+        for parameter, _ in self._gradients:
+            if parameter.grad is not None:
+                parameter.grad = None
 
     def outcome(self, loss: torch.Tensor | None) -> dict[str, bytes | None]:
         found: dict[str, bytes | None] = {} if loss is None else {"loss": bits_of(loss)}
@@ -109,13 +120,14 @@ class _World:
 
     def finite_gradients(self) -> set[str]:
         """The names of parameters that have one."""
-        return {name for name, p in self.parameters if p.grad is not None and bool(p.grad.isfinite().all())}
+        return {name for name, p in self.parameters if p.grad is not None and _is_finite(p.grad)}
 
     def restore(self) -> None:
         self.reset()
         self._state.close()
-        for (_, parameter), gradient in zip(self.parameters, self._gradients, strict=True):
-            parameter.grad = gradient
+        for parameter, gradient in self._gradients:
+            if gradient is not None:
+                parameter.grad = gradient
 
 
 @contextlib.contextmanager

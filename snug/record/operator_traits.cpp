@@ -190,7 +190,12 @@ std::unique_ptr<OperatorTraits> read_traits(const c10::OperatorHandle& op) {
     const bool early = op.debug().find("torch/_library/custom_ops.py") != std::string::npos;
     traits->raises = early ? OperatorTraits::Raises::BeforeTheKernel : OperatorTraits::Raises::AfterTheKernel;
   } else if (traits->writes_any && traits->name.starts_with("aten::")) {
-    traits->raises = OperatorTraits::Raises::Perhaps;
+    // What is made of other operators raises what those raise; kernels of optimizers and the like raise nothing.
+    const bool of_operators = op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd) ||
+                              op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional) ||
+                              op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
+    const bool writes_contents = traits->name != "aten::record_stream";
+    if (of_operators || !writes_contents) traits->raises = OperatorTraits::Raises::Perhaps;
   }
   // As the names of LibTorch's operators say, it writes its first argument; whether the schema does, or not.
   if (traits->collective != OperatorTraits::Collective::No && traits->name.ends_with('_') && !traits->arguments.empty())

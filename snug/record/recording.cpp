@@ -101,7 +101,10 @@ class FinishedTapes {
  public:
   void add(const std::shared_ptr<Tape>& tape) {
     const std::lock_guard lock(mutex_);
-    std::erase_if(all_, [&](const std::weak_ptr<Tape>& known) { return known.expired() || known.lock() == tape; });
+    const auto is_it = [&](const std::weak_ptr<Tape>& known) {
+      return !known.owner_before(tape) && !tape.owner_before(known);
+    };
+    std::erase_if(all_, [&](const std::weak_ptr<Tape>& known) { return known.expired() || is_it(known); });
     all_.push_back(tape);
   }
   [[nodiscard]] std::vector<std::shared_ptr<Tape>> all() {
@@ -318,9 +321,7 @@ Recording::Recording(std::shared_ptr<Tape> tape)
 void tell_finished_tapes(const at::Tensor& tensor) {
   if (!tensor.has_storage()) return;
   for (const std::shared_ptr<Tape>& tape : s_finished->all()) {
-    if (!tape->finished()) continue;
-    tape->written_elsewhere(tensor.storage().unsafeGetStorageImpl());
-    tape->note_written(tensor, Tape::Version::MayStay);
+    tape->about_to_be_written(tensor);
   }
 }
 
@@ -348,7 +349,10 @@ Unrecorded::Unrecorded(const std::vector<at::Tensor>& written) {
   for (const at::Tensor& tensor : written) {
     if (!tensor.defined() || !tensor.has_storage()) continue;
     OperatorGate::tell_before_write(tensor);
-    if (tape) tape->written_elsewhere(tensor.storage().unsafeGetStorageImpl());
+    tell_finished_tapes(tensor);
+    if (!tape) continue;
+    tape->written_elsewhere(tensor.storage().unsafeGetStorageImpl());
+    tape->note_written(tensor, Tape::Version::MayStay);
   }
 }
 

@@ -94,12 +94,14 @@ void Tape::written_elsewhere(c10::StorageImpl* storage) {
   bind_all();
   const plan::ValueId value = values_.in(storage);
   if (value == plan::kNoValue) return;
-  values_.forget_storage(storage);
   if (ledger().fetchable(value)) {  // its contents are elsewhere
     values_.gone(value);
-    if (ledger().fetchable(value)) return;
+    if (ledger().fetchable(value)) return values_.forget_storage(storage);
   }
-  if (flow().is_leaf(value)) return values_.copy_leaf(value);
+  // First, as it may find no memory: whoever writes may make room and try again.
+  if (flow().is_leaf(value)) values_.copy_leaf(value);
+  values_.forget_storage(storage);
+  if (flow().is_leaf(value)) return;
   if (unsharded_.is_kept(value)) keep_what_is_made_of(value);
   lookup_.displace(value);
 }
@@ -231,8 +233,17 @@ Bytes Tape::evict(plan::ValueId value) {
   return values_.nbytes(value);
 }
 
-void Tape::leave_pass() {
+void Tape::about_to_be_written(const at::Tensor& tensor) {
   const PatientLock lock(mutex_);
+  if (!finished()) return;
+  written_elsewhere(tensor.storage().unsafeGetStorageImpl());
+  note_written(tensor, Version::MayStay);
+}
+
+void Tape::leave_pass() {
+  std::vector<at::Tensor> let_go;
+  const PatientLock lock(mutex_);
+  let_go.swap(saved_.handed_out);
   values_.end_pass();
   if (finished()) values_.forget_unneeded();
 }

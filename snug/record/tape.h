@@ -95,6 +95,8 @@ class Tape {
   /// Marks the saved tensors that share bytes with `tensor`, which an operator has written, on this tape or on one that
   /// hides it (see SavedTensor::written).
   void note_written(const at::Tensor& tensor, Version version);
+  /// The same of a write that other tapes, or none, record, if the recording is over: it is about to happen.
+  void about_to_be_written(const at::Tensor& tensor);
   /// The tape that this one hides while it records, or nullptr.
   void set_outer(Tape* outer) noexcept { outer_ = outer; }
 
@@ -163,6 +165,9 @@ class Tape {
   /// handler. Returns the bytes that it takes no more.
   Bytes evict(plan::ValueId value);
 
+  /// Keeps a reference to a tensor that a node got until the end of the pass: gradients are added up in a tensor that
+  /// nobody else refers to.
+  void hold_for_pass(at::Tensor tensor) { saved_.handed_out.push_back(std::move(tensor)); }
   /// The end of a backward pass that ValueStore::enter_pass has begun.
   void leave_pass();
   /// The operator that forward or backward is at.
@@ -256,6 +261,7 @@ class Tape {
   struct {
     std::vector<SavedTensor*> bound;                   // that stand for a value
     ska::flat_hash_map<c10::StorageImpl*, int> count;  // of those by storage
+    std::vector<at::Tensor> handed_out;                // see hold_for_pass
     std::int64_t unplain = 0;                          // that cannot be on a tape
   } saved_;
   Tape* outer_ = nullptr;    // that records when this one does not

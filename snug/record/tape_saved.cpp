@@ -63,19 +63,20 @@ void Tape::bind(SavedTensor& saved) {
   const bool leaves = leaves_weights(value);
   if (!is_there()) {
     const bool goes_away = values_.away(value).has_value();
-    if (leaves || goes_away || (saved.stands_for == StandsFor::Value && keeps_when_saved(value))) {
+    if (leaves || goes_away || (saved.stands_for == StandsFor::Value && keeps_when_saved(value)))
       keep(value, saved.storage);
-    } else if (saved.stands_for == StandsFor::Value && verified_.remembers(value)) {
-      streams_.wait_for_all(values_.device(value));
-      verified_.remember(value, saved.storage);
-    }
   }
   if (flow().is_leaf(value)) {
     const at::Tensor tensor(saved.tensor.lock());
     if (tensor.defined() && has_no_graph(tensor)) saved.kept_tensor = tensor;
   }
   observers_.tell_recording(&TapeObserver::saved, *this, value);
-  saved.storage = c10::Storage();
+  const c10::Storage storage = std::exchange(saved.storage, c10::Storage());
+  const bool is_elsewhere = saved.stands_for == StandsFor::Value && !flow().is_leaf(value) && !ledger().held(value);
+  if (is_elsewhere && verified_.reads_when_saved(value)) {
+    streams_.wait_for_all(values_.device(value));
+    verified_.saved(value, saved.view, storage);
+  }
 }
 
 void Tape::note_written(const at::Tensor& tensor, Version version) {

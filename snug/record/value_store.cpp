@@ -220,7 +220,7 @@ void ValueStore::count_writes_of(plan::ValueId value, const at::Tensor& tensor) 
 
 c10::Storage ValueStore::programs_storage(plan::ValueId value) const {
   const Value& v = at(value);
-  if (v.copied || v.storage || ledger_.fetchable(value)) return {};
+  if (v.copied && !ledger_.fetchable(value)) return {};  // a leaf that has been written since
   c10::Storage storage(v.identity.lock());
   const bool is_there =
       storage && static_cast<Bytes>(storage.nbytes()) == v.nbytes && in(storage.unsafeGetStorageImpl()) == value;
@@ -228,7 +228,8 @@ c10::Storage ValueStore::programs_storage(plan::ValueId value) const {
 }
 
 bool ValueStore::hold_again(plan::ValueId leaf) {
-  c10::Storage storage = at(leaf).leaf ? programs_storage(leaf) : c10::Storage();
+  const bool is_absent = at(leaf).leaf && !at(leaf).storage && !ledger_.fetchable(leaf);
+  c10::Storage storage = is_absent ? programs_storage(leaf) : c10::Storage();
   if (!storage) return false;
   hold(leaf, storage);
   return true;

@@ -167,8 +167,8 @@ class ValueStore {
   }
   /// Holds an absent leaf again that the program still has; false where that has gone.
   bool hold_again(plan::ValueId leaf);
-  /// The storage of an absent value that the program still has, with its contents as far as anybody has seen; undefined
-  /// where it has gone, has been resized, or has another value.
+  /// The storage that the value was made in, wherever else its contents are as well: what plain autograd would read.
+  /// Undefined where it has gone, has been resized, or has another value by a recorded write.
   [[nodiscard]] c10::Storage programs_storage(plan::ValueId value) const;
 
   /// Results that are held as the program has them.

@@ -72,6 +72,26 @@ void VerifiedContents::remember(plan::ValueId value, const c10::Storage& storage
   }
 }
 
+void VerifiedContents::saved(plan::ValueId value, const View& view, const c10::Storage& storage) {
+  if (remembers(value)) remember(value, storage);
+  if (!compares(value)) return;
+  const Verified& verified = verified_.find(value)->second;
+  const auto shown = std::ranges::find(verified.shown, key_of(value, verified.chain, view), &Shown::key);
+  if (shown == verified.shown.end()) return;
+  const auto* const then = std::get_if<Remembered>(&shown->contents);
+  if (then == nullptr) return;
+  const auto difference = then->difference(calls_.geometry().tensor(view, storage));
+  if (!difference) return;
+  differed_ = true;
+  const plan::OpId producer = values_.flow().producer(value);
+  throw Error(
+      fmt::format("verify_replay: the result of {} was saved for backward twice, and written in between in a way that "
+                  "its version does "
+                  "not tell, as NumPy, ctypes or a compiled kernel does: the first difference is in {}; keep it: "
+                  "snug.Region(snug.Selective(keep=[\"{}\"])), or give what writes a clone",
+                  calls_.describe(producer), *difference, calls_.call(producer).traits->name));
+}
+
 /// The operators that the value was recomputed with and that may be to blame.
 std::string VerifiedContents::cause_of(plan::ValueId value) const {
   constexpr std::size_t kMostNamed = 3;

@@ -38,7 +38,13 @@ class VerifiedContents {
   void note(plan::ValueId value, const View& view);
   /// The value is about to be dropped, which is in this storage.
   void remember(plan::ValueId value, const c10::Storage& storage);
-  /// Whether it will: it reads the contents.
+  /// A saved tensor shows the value, which is in this storage, and which backward will read from elsewhere: remembers
+  /// the contents, or compares them with what another saved tensor showed in the same way. Throws Error where something
+  /// has written in between that no version tells of: whatever backward reads, one of them would be wrong.
+  void saved(plan::ValueId value, const View& view, const c10::Storage& storage);
+  /// Whether saved() reads the contents.
+  [[nodiscard]] bool reads_when_saved(plan::ValueId value) const { return remembers(value) || compares(value); }
+  /// Whether remember() does.
   [[nodiscard]] bool remembers(plan::ValueId value) const;
   /// Whether check() reads the contents.
   [[nodiscard]] bool compares(plan::ValueId value) const;

@@ -86,7 +86,12 @@ at::Tensor PackedTensor::unpack() {
   const bool absent = values.residency(value, saved_.stands_for) == plan::Residency::Absent;
   // Where the graph is kept, what the tape has dropped is to be free, and is recomputed for the next pass.
   const bool is_kept = torch::autograd::get_current_graph_task_keep_graph();
-  if (pass != record::kNoPass && !(absent && is_kept)) saved_.handed_out = tensor;
+  const bool is_programs = saved_.written || storage.unsafeGetStorageImpl() == values.address(value);
+  if (pass != record::kNoPass && !(absent && is_kept)) {
+    saved_.handed_out = tensor;
+  } else if (pass != record::kNoPass && is_programs) {
+    tape_->hold_for_pass(tensor);
+  }
   tape_->observers().tell_recording(&record::TapeObserver::unpacked, value);
   return tensor;
 }
@@ -119,8 +124,11 @@ c10::Storage PackedTensor::contents() {
     return values.images().contents(value);
   }
   // Where the program still has it, dropping it has freed nothing; and what is written there unseen, plain autograd
-  // reads.
-  if (c10::Storage storage = values.programs_storage(value)) return storage;
+  // reads. Elsewhere there may be another copy of it, with the contents as they were recorded.
+  if (c10::Storage storage = values.programs_storage(value)) {
+    if (values.ledger().cached(value) || values.ledger().fetchable(value)) (void)tape_->asked_for(value);
+    return storage;
+  }
   do {
     if (values.ledger().resident(value) && !tape_->drop_if_spoilt(value)) continue;
     if (!tape_->finished()) tape_->notice_writes();

@@ -251,3 +251,29 @@ def test_verify_restores_all_that_operators_write(given):
     before = bits([center, *model.buffers()])
     assert "loss" in snug.verify(step, x, model if given == "module" else list(model.parameters()), "100%")
     assert bits([center, *model.buffers()]) == before
+
+
+def test_verify_restores_gradients_of_parameters_outside_of_the_model():
+    net, temperature = nn.Linear(32, 16), nn.Parameter(torch.tensor(1.0))
+    other = nn.Parameter(torch.ones(3))
+    other.grad = torch.full((3,), 7.0)
+    kept = other.grad
+    x = torch.randn(64, 32)
+    step = lambda x: (net(x) * temperature.exp() * other.mean()).logsumexp(1).mean()
+    snug.verify(step, x, net, "100%")
+    assert temperature.grad is None and net.weight.grad is None
+    assert other.grad is kept and torch.equal(kept, torch.full((3,), 7.0))
+
+
+def test_verify_takes_sparse_gradients():
+    embedding = nn.Embedding(100, 16, sparse=True)
+    assert "gradient of weight" in snug.verify(lambda i: embedding(i).tanh().pow(2).mean(), torch.randint(100, (500,)), embedding)
+
+
+def test_tensors_can_be_swapped_after_a_session():
+    """torch.utils.swap_tensors refuses tensors with weak references, which an open session has to its parameters."""
+    net, x = nn.Linear(32, 64), torch.randn(64, 32)
+    with snug.fit(lambda x: net(x).square().mean(), x, "100%") as session:
+        session.backward(x)
+    net.zero_grad()
+    torch.utils.swap_tensors(net.weight, nn.Parameter(torch.randn(64, 32)))

@@ -200,3 +200,32 @@ def test_arrays_of_numpys_classes_and_of_objects(weight, tmp_path):
     assert masked.data.tolist() == [0, 0, 0, 0] and masked.mask.tolist() == [False, True, False, False]
     assert record.reward.tolist() == [0, 0, 0] and replay.tolist() == [0, 0, 0, 0]
     assert objects.tolist() == [[1], {"n": 0}, None]
+
+
+@functools.lru_cache(maxsize=1)
+def latest(rows):
+    return torch.rand(rows)
+
+
+def test_a_full_cache_that_is_filled_with_the_same_again_is_refused(weight):
+    latest.cache_clear()
+    latest(64)
+    with pytest.raises(snug.UsageError, match=r"changed the entries of the cache of latest\(\)"):
+        fit(lambda x: loss_of(weight, x) * latest(4).mean() * latest(64).mean())
+    latest(64)
+    fit(lambda x: loss_of(weight, x) * latest(64).mean())
+
+
+def test_pointers_of_c(weight):
+    class Buffer(ctypes.Structure):
+        _fields_ = [("length", ctypes.c_int), ("start", ctypes.c_void_p)]
+
+    buffer, pointer = Buffer(0, None), ctypes.c_void_p(1)
+
+    def step(x):
+        buffer.length += 1
+        pointer.value += 1
+        return loss_of(weight, x) * buffer.length
+
+    fit(step)
+    assert (buffer.length, pointer.value) == (0, 1)

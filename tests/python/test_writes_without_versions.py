@@ -283,3 +283,64 @@ def test_a_fused_optimizer_that_a_scaler_skips_has_written_nothing():
     weight.grad = None
     loss.backward()
     assert torch.isfinite(weight.grad).all()
+
+
+class Clipped(nn.Module):
+    """Writes an activation through NumPy after one operator has saved it and before another one does."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList([nn.Linear(32, 256), nn.Linear(256, 256), nn.Linear(256, 256), nn.Linear(256, 4)])
+
+    def forward(self, x):
+        h = torch.tanh(self.layers[0](x))
+        array = h.detach().numpy()
+        array.clip(-0.5, 0.5, out=array)
+        for layer in self.layers[1:-1]:
+            h = torch.tanh(layer(h))
+        return self.layers[-1](h).logsumexp(1).mean()
+
+
+ROOM = {
+    "100%": {"budget": "100%"}, "85%": {"budget": "85%"}, "least": {},
+    "host": {"budget": "85%", "host_budget": "64MiB"}, "disk": {"budget": "85%", "disk_budget": "64MiB"},
+    "least, host": {"host_budget": "64MiB"},
+}
+
+
+WITHOUT_A_SAMPLE = ("100%", "85%", "least")
+
+
+@pytest.mark.parametrize("room, with_sample", [*((room, True) for room in ROOM), *((room, False) for room in WITHOUT_A_SAMPLE)])
+def test_a_raw_write_between_two_saves_is_told_in_the_first_step(room, with_sample):
+    net, x = Clipped(), torch.randn(600, 32)
+    net(x).backward()
+    expected = bits(p.grad for p in net.parameters())
+    plan = snug.plan(net, x)
+    budget = {"100%": plan.unplanned_peak * 17 // 16, "85%": max(plan.floor, plan.unplanned_peak * 85 // 100)}
+    room = ROOM[room] | {"budget": budget.get(ROOM[room].get("budget"), plan.floor)}
+    try:
+        with snug.fit(net, x, **room) if with_sample else snug.fit(net, **room) as session:
+            for _ in range(4):
+                net.zero_grad()
+                session.backward(x)
+                assert bits(p.grad for p in net.parameters()) == expected
+    except snug.Error as error:
+        assert "verify_replay: " in str(error) and "NumPy" in str(error)
+        assert not any(p.grad is not None for p in net.parameters())
+
+
+@pytest.mark.parametrize("action", [snug.Recompute(), snug.Offload(min_bytes=1)])
+def test_a_raw_write_between_two_saves_in_a_region(action):
+    net, x = Clipped(), torch.randn(600, 32)
+    net(x).backward()
+    expected, _ = bits(p.grad for p in net.parameters()), net.zero_grad()
+    try:
+        with snug.Region(action):
+            loss = net(x)
+        loss.backward()
+    except snug.Error as error:
+        assert "verify_replay: " in str(error) and "NumPy" in str(error)
+    else:
+        assert bits(p.grad for p in net.parameters()) == expected

@@ -1,0 +1,193 @@
+"""Tensors that are written after the region or step that saved them: backward reads what plain autograd reads, wherever snug has
+another copy of the contents."""
+
+import contextlib
+
+import pytest
+import torch
+from conftest import only_on_the_cpu
+from plain_and import bits
+
+import snug
+from snug import _core
+
+pytestmark = only_on_the_cpu("kernels that write to memory through NumPy")
+
+lib = torch.library.Library("after_recording", "DEF")
+lib.define("set_some_(Tensor(a!) x) -> ()")
+lib.define("triple_(Tensor(a!) x) -> ()")
+
+
+def set_some(x):
+    x.numpy()[100:104] = 100.0
+
+
+def triple(x):
+    x.numpy()[...] *= 3  # as a kernel writes through data_ptr
+
+
+lib.impl("set_some_", set_some, "CPU")
+lib.impl("triple_", triple, "CPU")
+
+REGIONS = {
+    "recompute": lambda: snug.Region(snug.Recompute()),
+    "keep": lambda: snug.Region(snug.Keep()),
+    "offload": lambda: snug.Region(snug.Offload(min_bytes=1)),
+}
+
+
+def read_by_one(x, w):
+    y = (x * 1.0).exp()
+    return (y * w).sum(), y
+
+
+def read_for_another_first(x, w):
+    y = (x * 1.0).exp()
+    z = y * w  # to make z again, y is made again
+    return z.sin().sum(), y
+
+
+def saved_under_another_version(x, w):
+    y = (x.detach() * 1.0).exp()
+    return (y.data * w).sum(), y
+
+
+WRITES = {"data": lambda y: y.data.mul_(3), "kernel": lambda y: torch.ops.after_recording.triple_(y.detach())}
+
+
+@pytest.mark.parametrize("region", REGIONS.values(), ids=REGIONS)
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+@pytest.mark.parametrize("step", [read_by_one, read_for_another_first, saved_under_another_version])
+def test_what_the_program_has_is_read_from_there(region, write, step):
+    found = []
+    for around in (contextlib.nullcontext, region):
+        x, w = torch.linspace(0.1, 1, 8).requires_grad_(), torch.ones(8, requires_grad=True)
+        with around():
+            loss, y = step(x, w)
+        write(y)
+        loss.backward()
+        found.append(bits([w.grad, x.grad]))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("region", REGIONS.values(), ids=REGIONS)
+def test_a_write_that_raises_another_version(region):
+    found = []
+    for around in (contextlib.nullcontext, region):
+        x, w = torch.linspace(0.1, 1, 8), torch.ones(8, requires_grad=True)
+        with around():
+            loss, y = saved_under_another_version(x, w)
+        y.add_(1)
+        loss.backward()
+        found.append(bits([w.grad]))
+    assert found[0] == found[1]
+
+
+class ReturnsWhatItSaved(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, p, y):
+        ctx.save_for_backward(y)
+        return (p * y).sum()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return ctx.saved_tensors[0], None
+
+
+ALIASES = {
+    "data": lambda y: y.data,
+    "detach": lambda y: y.detach(),
+    "set": lambda y: torch.empty(0).set_(y.untyped_storage(), 0, (8,)),
+}
+
+
+@pytest.mark.parametrize("alias", ALIASES.values(), ids=ALIASES)
+@pytest.mark.parametrize("is_written", [False, True])
+def test_a_gradient_is_not_the_programs_memory_while_the_graph_is_kept(alias, is_written):
+    for around in (contextlib.nullcontext, REGIONS["recompute"]):
+        p, x = torch.ones(8, requires_grad=True), torch.linspace(0.1, 1, 8)
+        with around():
+            y = (x * 1.0).exp()
+            loss = ReturnsWhatItSaved.apply(p, y)
+            if is_written:
+                torch.ops.after_recording.triple_(y)
+        state = alias(y)
+        before = state.clone()
+        del y
+        for _ in range(2):
+            p.grad = None
+            loss.backward(retain_graph=True)
+            assert torch.equal(p.grad, before)
+            p.grad.zero_()
+            assert torch.equal(state, before)
+
+
+OPTIMIZERS = {
+    "amp": lambda y: torch._amp_foreach_non_finite_check_and_unscale_([y], torch.zeros(1), torch.full((1,), 0.5)),
+    "fused": lambda y: torch._fused_sgd_(
+        [y], [torch.ones(8)], [], weight_decay=0.0, momentum=0.0, lr=1.0, dampening=0.0, nesterov=False, maximize=False,
+        is_first_step=True,
+    ),
+}
+
+
+@pytest.mark.parametrize("write", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_operators_of_optimizers_in_another_region(write):
+    found = []
+    for around in (contextlib.nullcontext, REGIONS["recompute"]):
+        w, x = torch.ones(8, requires_grad=True), torch.linspace(0.1, 1, 8)
+        with around():
+            y = (x * 1.0).exp()
+            loss = (y * w).sum()
+        with around(), torch.no_grad():
+            write(y)
+        assert y._version == 0
+        del y
+        loss.backward()
+        found.append(bits([w.grad]))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("in_another", [False, True])
+def test_a_raw_kernel_that_writes_a_saved_leaf(in_another):
+    found = []
+    for around in (contextlib.nullcontext, REGIONS["recompute"]):
+        w, x = torch.ones(8, requires_grad=True), torch.linspace(0.1, 1, 8)
+
+        def kernel(x):
+            with _core.Unrecorded([x]):  # as launches of Triton kernels are
+                x.detach().numpy()[:] = 7
+
+        with around():
+            (x * w).sin().sum()
+            loss = (x * w).sum()
+            if not in_another:
+                kernel(x)
+        with around():
+            if in_another:
+                kernel(x)
+        loss.backward()
+        found.append(bits([w.grad]))
+    assert found[0] == found[1]
+
+
+def test_a_write_that_is_tried_again_after_there_was_no_memory_to_keep_what_it_writes():
+    gradients = []
+    for limited in (False, True):
+        b, w = torch.linspace(0.1, 1, 1 << 20), torch.ones(1 << 20, requires_grad=True)
+        with snug.Region(snug.Recompute(), verify_replay=False):
+            loss = (b.sin() * w).sum()
+        with REGIONS["recompute"]():
+            if limited:
+                snug.release_cached("cpu")
+                snug.set_memory_limit(snug.memory_stats("cpu")["mapped"] + (1 << 20))
+                try:
+                    with pytest.raises(snug.OutOfBudget):
+                        torch.ops.after_recording.set_some_(b)
+                finally:
+                    snug.set_memory_limit(None)
+            torch.ops.after_recording.set_some_(b)
+        loss.backward()
+        gradients.append(w.grad)
+    assert torch.equal(gradients[0], torch.linspace(0.1, 1, 1 << 20).sin())
+    assert torch.equal(gradients[1], gradients[0])
