@@ -23,6 +23,7 @@ import torch
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from . import _core
+from ._classes import attributes_of, is_array, is_of, is_shared, slots_of
 from ._iterators import WatchedIterator, copied_iterator, is_built_in, parts_of, position_of
 from ._leaves import SavedLeaf, is_plain_leaf
 from ._objects import OWNERS, LiveObjects
@@ -45,12 +46,6 @@ def _refuse_lazy(module: torch.nn.Module, _: Any) -> None:
     )
 
 
-def _slots_of(kind: type) -> Iterator[types.MemberDescriptorType]:
-    for one in kind.__mro__:
-        if "__slots__" in vars(one):
-            yield from (slot for slot in vars(one).values() if isinstance(slot, types.MemberDescriptorType))
-
-
 # Their contents are attributes.
 _HOLDERS = (
     collections.UserDict, collections.UserList, collections.ChainMap, threading.local, weakref.WeakKeyDictionary,
@@ -58,38 +53,7 @@ _HOLDERS = (
 )
 _Saved = TypeVar("_Saved")
 
-
 _OF_CTYPES = (ctypes.Array, ctypes.Structure, ctypes._SimpleCData)
-
-
-def _is(value: Any, kinds: Any) -> bool:
-    """As isinstance, which believes mocks, proxies and others that claim another class."""
-    return issubclass(type(value), kinds)
-
-
-def _attributes_of(thing: Any) -> dict[str, Any] | None:
-    """Returns its __dict__ without calling __getattr__ of the program's class."""
-    if issubclass(type(thing), threading.local):
-        return thing.__dict__  # of this thread
-    try:
-        names = object.__getattribute__(thing, "__dict__")
-    except AttributeError:
-        return None
-    return names if type(names) is dict else None
-
-
-def _is_shared(value: Any) -> bool:
-    """Whether it is a multiprocessing.Value or Array with a lock."""
-    shared = sys.modules.get("multiprocessing.sharedctypes")
-    return shared is not None and _is(value, shared.SynchronizedBase)
-
-
-def _is_array(value: Any) -> bool:
-    if _is(value, array.array):
-        return True
-    numpy = sys.modules.get("numpy")
-    return numpy is not None and _is(value, numpy.ndarray) and value.flags.writeable
-
 
 # Objects within objects that the step refers to are looked at to this depth, and no longer containers than this.
 _DEPTH = 8
@@ -237,7 +201,7 @@ class PythonState:
                 continue
             value = names[name]
             self._note_held(value, self._depth, saved.give if name in stored else functools.partial(names.__setitem__, name))
-            if not _is(value, types.ModuleType) or value.__dict__ is not names:
+            if not is_of(value, types.ModuleType) or value.__dict__ is not names:
                 self._note_module(value, code)
         for constant in code.co_consts:
             if isinstance(constant, types.CodeType):  # of a function inside of it
@@ -271,43 +235,43 @@ class PythonState:
 
     def _look_at(self, value: Any, depth: int) -> None:
         is_plain = type(value) in PLAIN
-        if is_plain or _is(value, PLAIN) and self._is_of_the_program(value):
+        if is_plain or is_of(value, PLAIN) and self._is_of_the_program(value):
             self._note_contents(value, depth)
             if not is_plain:
                 self._note_object(value, depth)
-        elif _is(value, tuple):
+        elif is_of(value, tuple):
             if self._is_seen(value):
                 return
             self._tuples.append(value)
             for item in tuple.__getitem__(value, slice(_LONGEST)):
                 self._note(item, depth)
-            if self._is_of_the_program(value) and _attributes_of(value) is not None:
+            if self._is_of_the_program(value) and attributes_of(value) is not None:
                 self._note_object(value, depth)
-        elif _is(value, functools.partial) or (
-            _is(value, (types.FunctionType, types.MethodType)) and is_programs(package_of(value))
+        elif is_of(value, functools.partial) or (
+            is_of(value, (types.FunctionType, types.MethodType)) and is_programs(package_of(value))
         ):
             self._note_function(value)
-        elif _is(value, types.BuiltinMethodType):
+        elif is_of(value, types.BuiltinMethodType):
             if isinstance(value.__self__, PLAIN):
                 self._note(value.__self__, depth)
-        elif _is(value, functools._lru_cache_wrapper):
+        elif is_of(value, functools._lru_cache_wrapper):
             self._note_cache(value)
-        elif _is(value, type):
+        elif is_of(value, type):
             self._note_class(value)
         elif is_generator(value):
             self._save(SavedGenerator(value))
             self._note_seeds(value)
         elif seeds_of(value) is not None:
             self._note_seeds(value)
-        elif _is_array(value):
+        elif is_array(value):
             self._note_array(value, depth)
-        elif _is(value, _OF_CTYPES):
+        elif is_of(value, _OF_CTYPES):
             self._note_memory(value)
-        elif _is_shared(value):
+        elif is_shared(value):
             self._note_memory(value.get_obj())
         elif is_built_in(value) or position_of(value) is not None:
             self._note_iterator(value, depth)
-        elif _is(value, _HOLDERS) or depth > 0 and self._is_of_the_program(value):
+        elif is_of(value, _HOLDERS) or depth > 0 and self._is_of_the_program(value):
             self._note_object(value, max(depth - 1, 0))
 
     def _note_contents(self, value: Any, depth: int) -> None:
@@ -337,7 +301,7 @@ class PythonState:
             self._items_left -= value.size
             for item in saved.objects():
                 self._note(item, depth)
-        if attributes := _attributes_of(value):  # of a subclass, such as the mask of a masked array
+        if attributes := attributes_of(value):  # of a subclass, such as the mask of a masked array
             self._note_attributes(attributes, depth)
 
     def _note_seeds(self, value: Any) -> None:
@@ -368,9 +332,9 @@ class PythonState:
             return
         self._objects.add(id(value))
         self._note_class(type(value))
-        if (attributes := _attributes_of(value)) is not None:
+        if (attributes := attributes_of(value)) is not None:
             self._note_attributes(attributes, depth)
-        for slot in _slots_of(type(value)):
+        for slot in slots_of(type(value)):
             self._note(self._save(SavedSlot(value, slot)).value, depth)
 
     def put_back(self) -> None:
