@@ -293,17 +293,21 @@ def main():
     if noncontiguous:
         pinned["noncontiguous"] = strided_apart
     if options.write_pin:
-        options.write_pin.write_text(json.dumps(pinned, indent=1) + "\n")
+        others = json.loads(options.write_pin.read_text()) if options.write_pin.exists() else []
+        pins = [pin for pin in others if pin["torch"] != pinned["torch"]] + [pinned]
+        options.write_pin.write_text(json.dumps(sorted(pins, key=lambda pin: pin["torch"]), indent=1) + "\n")
     if troubles:
         sys.exit(f"op_tests: {total['different']} different, {total['error']} fail only when recorded")
     if options.pin:
         check_pin(json.loads(options.pin.read_text()), pinned)
 
 
-def check_pin(expected, found):
-    """Samples must be as many as they were; saved tensors nearly, as some samples differ from themselves now and then."""
-    if expected["torch"] != found["torch"]:
-        print(f"pinned for torch {expected['torch']}, not compared")
+def check_pin(pins, found):
+    """Samples must be as many as they were with this torch; saved tensors nearly, as some samples differ from themselves now
+    and then."""
+    expected = next((pin for pin in pins if pin["torch"] == found["torch"]), None)
+    if expected is None:
+        print(f"pinned for torch {', '.join(pin['torch'] for pin in pins)}, not compared")
         return
     near = all(abs(found["saved"].get(k, 0) - n) <= 0.01 * n + 5 for k, n in expected["saved"].items())
     if not near or any(expected.get(k) != found.get(k) for k in ("samples", "compared", "noncontiguous")):
