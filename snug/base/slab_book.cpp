@@ -19,6 +19,8 @@ Bytes SlabBook::room() const {
   return budget_ ? std::max<Bytes>(*budget_ - held_, 0) : std::numeric_limits<Bytes>::max();
 }
 
+Bytes SlabBook::least_slab(Bytes length) { return power_of_two_from(length); }
+
 std::optional<SlabBook::Block> SlabBook::in_a_slab(Bytes length) {
   for (auto& [id, slab] : slabs_) {
     if (const auto offset = slab.free.take(length)) return Block{id, *offset};
@@ -29,7 +31,7 @@ std::optional<SlabBook::Block> SlabBook::in_a_slab(Bytes length) {
 std::optional<SlabBook::Taken> SlabBook::take(Bytes length) {
   if (const auto block = in_a_slab(length)) return Taken{.block = *block};
   Taken taken;
-  const Bytes least = power_of_two_from(length);
+  const Bytes least = least_slab(length);
   if (least > room()) {  // those were too small
     Bytes more = 0;
     for (const Id id : unused()) more += size(id);

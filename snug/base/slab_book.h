@@ -17,6 +17,8 @@ class SlabBook {
   using Id = std::int64_t;
   /// None: as much as there is.
   explicit SlabBook(std::optional<Bytes> budget = std::nullopt) : budget_(budget) {}
+  /// From now on; what is held already stays.
+  void set_budget(std::optional<Bytes> budget) noexcept { budget_ = budget; }
 
   struct Block {
     Id slab = 0;
@@ -31,6 +33,8 @@ class SlabBook {
   /// changed, where that passes the budget.
   std::optional<Taken> take(Bytes length);
   void give(const Block& block, Bytes length);
+  /// The size of the smallest slab that a block of `length` bytes fits into.
+  [[nodiscard]] static Bytes least_slab(Bytes length);
   /// A slab that is unused, or whose memory was not to be had.
   void drop(Id slab);
 

@@ -76,6 +76,8 @@ Bytes AddressRange::move(Bytes from, Bytes length, Bytes to) {
       release(from + done, piece);
       // A refused move may have unmapped its target already.
       if (mapped_anew(base_ + target, piece, MAP_FIXED) == MAP_FAILED) {
+        if (done > 0) release(to, done);
+        if (from + length > end) release(end, from + length - end);
         throw Error("memory: the system refuses to map pages again (vm.max_map_count?)");
       }
       join(target, piece);

@@ -29,7 +29,7 @@ class AddressRange {
   /// none. An entry in a page table instead of a page fault and 4 KiB of zeros. Where the system cannot move pages
   /// (before Linux 5.7, or too many areas), they are released instead: never more are resident than before.
   /// Contents of both ranges are unspecified. Returns the bytes that were moved. Throws Error when the system takes
-  /// addresses away and does not give them back; the target is then unusable, and the source has no pages.
+  /// addresses away and does not give them back; the target is then unusable, and neither range has pages.
   Bytes move(Bytes from, Bytes length, Bytes to);
 
   /// Where the system's areas may begin and end after moves. It moves only within one area at a time.

@@ -2,6 +2,8 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <linux/magic.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -155,6 +157,12 @@ class UnnamedFile final : public BlockFile {
 std::string folder_of_unnamed_files() {
   const char* const folder = std::getenv("TMPDIR");
   return folder != nullptr && *folder != '\0' ? folder : "/tmp";
+}
+
+bool is_in_memory(const std::string& folder) {
+  struct statfs system {};
+  if (::statfs(folder.c_str(), &system) != 0) return false;
+  return system.f_type == TMPFS_MAGIC || system.f_type == RAMFS_MAGIC;
 }
 
 std::unique_ptr<BlockFile> unnamed_file() { return std::make_unique<UnnamedFile>(); }

@@ -29,6 +29,9 @@ class BlockFile {
 
 /// That TMPDIR names, or /tmp.
 std::string folder_of_unnamed_files();
+/// Whether the folder's file system keeps its files in memory (tmpfs, ramfs): they count towards the machine's memory,
+/// and the control group's. False for a folder that is not there.
+bool is_in_memory(const std::string& folder);
 
 /// A file without a name in that folder: gone with its owner, however that ends. By direct I/O where the file system
 /// has it, past its page cache: fastest where contents lie in their pages of memory as at that offset in those of the

@@ -13,11 +13,19 @@ namespace fs = std::filesystem;
 
 /// How a version names what it has of a group.
 struct Names {
-  const char *limit, *used, *files;
+  const char *limit, *used, *files, *swap;
+  bool swap_has_memory;  // the limit is of both together
 };
-constexpr Names kSecond{.limit = "memory.max", .used = "memory.current", .files = "inactive_file"};
-constexpr Names kFirst{
-    .limit = "memory.limit_in_bytes", .used = "memory.usage_in_bytes", .files = "total_inactive_file"};
+constexpr Names kSecond{.limit = "memory.max",
+                        .used = "memory.current",
+                        .files = "inactive_file",
+                        .swap = "memory.swap.max",
+                        .swap_has_memory = false};
+constexpr Names kFirst{.limit = "memory.limit_in_bytes",
+                       .used = "memory.usage_in_bytes",
+                       .files = "total_inactive_file",
+                       .swap = "memory.memsw.limit_in_bytes",
+                       .swap_has_memory = true};
 
 std::optional<Bytes> number(std::string_view text) {
   Bytes value = 0;
@@ -46,7 +54,9 @@ std::optional<GroupMemory> of_group(const fs::path& group, const Names& names) {
   const auto limit = number_in(group / names.limit), used = number_in(group / names.used);
   if (!limit || !used || *limit >= kNone) return std::nullopt;
   const Bytes held = *used - std::min(*used, field_of(group / "memory.stat", names.files));
-  return GroupMemory{.limit = *limit, .available = std::max<Bytes>(*limit - held, 0)};
+  std::optional<Bytes> swap = number_in(group / names.swap);
+  if (swap && names.swap_has_memory) swap = std::max<Bytes>(*swap - *limit, 0);
+  return GroupMemory{.limit = *limit, .available = std::max<Bytes>(*limit - held, 0), .swap = swap};
 }
 
 /// The group's path in the hierarchy that counts memory: a line is "number:controllers:path", and that of the second

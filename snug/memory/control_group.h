@@ -13,6 +13,7 @@ namespace snug::memory {
 struct GroupMemory {
   Bytes limit = 0;
   Bytes available = 0;
+  std::optional<Bytes> swap{};  ///< the most that may be in swap as well; nullopt: as much as there is
 };
 
 /// Of the tightest group from this process's own up to the first, of either version; nullopt without a limit. `groups`:

@@ -38,6 +38,13 @@ constexpr std::uint8_t kAllocatorPriority = 200;  // above LibTorch's own and it
 static_assert(kHeader == 64);
 static_assert(kSmallest <= SmallHeap::kSegment / 2);
 
+/// Pages of a reserved range count nowhere in the kernel before they are filled: a request that can never be filled
+/// would end the process instead of being refused, as LibTorch's own allocator has it.
+std::optional<Bytes> most_of_the_machine() {
+  static const std::optional<Bytes> most = memory_and_swap();
+  return most;
+}
+
 constexpr Bytes round_up(Bytes bytes, Bytes to) { return (bytes + to - 1) / to * to; }
 
 BlockHeader* header_of(void* data) { return reinterpret_cast<BlockHeader*>(static_cast<std::byte*>(data) - kHeader); }
@@ -50,6 +57,7 @@ BlockHeader* header_of(void* data) { return reinterpret_cast<BlockHeader*>(stati
 CpuMemory& CpuMemory::instance() {
   static CpuMemory* memory = [] {
     auto* made = new CpuMemory;
+    made->set_limit(std::nullopt);
     c10::SetCPUAllocator(made, kAllocatorPriority);
     // A child has only the thread that forked: no other may be inside then.
     ::pthread_atfork([] { instance().lock_all(); }, [] { instance().unlock_all(); },
@@ -150,6 +158,7 @@ void CpuMemory::refuse(Bytes bytes) const {
   details.requested = bytes;
   details.operation = current_operation();
   details.stats = stats();
+  details.machine = most_of_the_machine();
   details.in_step = handlers_.any();
   std::vector<std::pair<Bytes, Tag>> blocks;
   {
@@ -187,7 +196,8 @@ void CpuMemory::set_limit(std::optional<Bytes> limit) {
 /// What was adopted takes its part of the limit.
 void CpuMemory::limit_pages(std::optional<Bytes> limit) {
   limit_ = limit;
-  pages_.set_limit(limit ? std::optional(std::max<Bytes>(*limit - adopted_, 0)) : std::nullopt);
+  const std::optional<Bytes> most = limit ? limit : most_of_the_machine();
+  pages_.set_limit(most ? std::optional(std::max<Bytes>(*most - adopted_, 0)) : std::nullopt);
   if (limit && mapped() > *limit) {
     small_.release_empty();
     pages_.release_cached();

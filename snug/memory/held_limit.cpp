@@ -50,7 +50,11 @@ HeldLimit::~HeldLimit() {
   const bool newest = held.limits.back() == this;
   std::erase(held.limits, this);
   if (!newest) return;
-  memory_.set_limit(held.limits.empty() ? held.before : held.limits.back()->limit_);
+  try {
+    memory_.set_limit(held.limits.empty() ? held.before : held.limits.back()->limit_);
+  } catch (...) {
+    // A device that an error has left unusable refuses everything, and that error is under way.
+  }
 }
 
 bool HeldLimit::newest() const {

@@ -11,7 +11,6 @@
 #include <cstdint>
 #include <limits>
 
-#include "snug/base/match.h"
 #include "snug/memory/tier_full.h"
 
 namespace snug::memory {
@@ -23,10 +22,9 @@ Bytes whole_pages(Bytes bytes) { return (bytes + PageHeap::kPage - 1) / PageHeap
 
 // --- page-locked memory --------------------------------------------------------------------------------------------
 
-HostPool::Slabs::Slabs(c10::DeviceType copies_with, std::optional<Bytes> budget)
+HostPool::Slabs::Slabs(c10::DeviceType copies_with)
     : copies_with_(copies_with),
-      allocator_(*at::globalContext().getAcceleratorHooksInterface(copies_with).getPinnedMemoryAllocator()),
-      book_(budget) {}
+      allocator_(*at::globalContext().getAcceleratorHooksInterface(copies_with).getPinnedMemoryAllocator()) {}
 
 std::byte* HostPool::Slabs::take(Bytes length) {
   const auto taken = book_.take(length);
@@ -52,6 +50,12 @@ void HostPool::Slabs::give(std::byte* address, Bytes length) {
   }
 }
 
+void HostPool::Slabs::release_cached() {
+  const std::vector<SlabBook::Id> unused = book_.unused();
+  for (const SlabBook::Id slab : unused) book_.drop(slab);
+  free(unused);
+}
+
 void HostPool::Slabs::free(const std::vector<SlabBook::Id>& slabs) {
   if (slabs.empty()) return;
   // LibTorch knows nothing of copies that may still read what was given back.
@@ -62,46 +66,83 @@ void HostPool::Slabs::free(const std::vector<SlabBook::Id>& slabs) {
 
 // --- the pool ------------------------------------------------------------------------------------------------------
 
-std::variant<PageHeap, HostPool::Slabs> HostPool::source_for(c10::DeviceType type, std::optional<Bytes> budget) {
+std::variant<PageHeap, HostPool::Slabs> HostPool::source_for(c10::DeviceType type) {
   if (type == c10::kCPU || !at::isAccelerator(type)) return std::variant<PageHeap, Slabs>(std::in_place_type<PageHeap>);
-  return std::variant<PageHeap, Slabs>(std::in_place_type<Slabs>, type, budget);
+  return std::variant<PageHeap, Slabs>(std::in_place_type<Slabs>, type);
+}
+
+HostPool::HostPool(c10::DeviceType copies_with, std::shared_ptr<HostBudget> budget)
+    : budget_(std::move(budget)), source_(source_for(copies_with)) {
+  const std::lock_guard lock(budget_->mutex_);
+  budget_->pools_.push_back(this);
 }
 
 HostPool::HostPool(c10::DeviceType copies_with, std::optional<Bytes> budget)
-    : budget_(budget), source_(source_for(copies_with, budget)) {
-  if (auto* const pages = std::get_if<PageHeap>(&source_)) pages->set_limit(budget);
+    : HostPool(copies_with, std::make_shared<HostBudget>(budget)) {}
+
+HostPool::~HostPool() {
+  const std::lock_guard lock(budget_->mutex_);
+  std::erase(budget_->pools_, this);
+}
+
+std::byte* HostPool::try_take(Bytes length) {
+  return std::visit(
+      [&](auto& source) {
+        if (budget_->most_) source.set_limit(std::max<Bytes>(*budget_->most_ - (budget_->held() - source.mapped()), 0));
+        return source.take(length);
+      },
+      source_);
 }
 
 HostPool::Block HostPool::take(Bytes bytes) {
   const Bytes length = whole_pages(std::max<Bytes>(bytes, 1));
-  const std::lock_guard lock(mutex_);
-  std::byte* const memory = std::visit([&](auto& source) { return source.take(length); }, source_);
-  if (memory == nullptr) {
-    throw TierFull(
-        fmt::format("{} do not fit into the host's memory, of which {} of {} are taken; raise the host budget",
-                    format_bytes(length), format_bytes(taken_), budget_ ? format_bytes(*budget_) : "all"));
+  const std::lock_guard lock(budget_->mutex_);
+  std::byte* memory = try_take(length);
+  if (memory == nullptr && budget_->pools_.size() > 1) {
+    for (HostPool* const other : budget_->pools_) {
+      if (other != this) std::visit([](auto& source) { source.release_cached(); }, other->source_);
+    }
+    memory = try_take(length);
   }
-  taken_ += length;
-  taken_peak_ = std::max(taken_peak_, taken_);
+  if (memory == nullptr) throw TierFull(why_full(length));
+  budget_->taken_ += length;
+  budget_->taken_peak_ = std::max(budget_->taken_peak_, budget_->taken_);
   return {*this, {memory, static_cast<std::size_t>(bytes)}};
+}
+
+std::string HostPool::why_full(Bytes length) const {
+  const std::string taken = format_bytes(budget_->taken_);
+  if (!budget_->most_) {
+    return fmt::format("host memory: the system refuses {} more, with {} taken; set a host budget to plan with less",
+                       format_bytes(length), taken);
+  }
+  std::string piece;
+  if (std::holds_alternative<Slabs>(source_))
+    piece = fmt::format(" (as page-locked memory of {}, a power of two)", format_bytes(SlabBook::least_slab(length)));
+  return fmt::format("host memory: {}{} do not fit into the host budget of {}, of which {} are taken; raise it",
+                     format_bytes(length), piece, format_bytes(*budget_->most_), taken);
 }
 
 void HostPool::give(std::span<std::byte> block) {
   const Bytes length = whole_pages(std::max<Bytes>(std::ssize(block), 1));
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(budget_->mutex_);
   std::visit([&](auto& source) { source.give(block.data(), length); }, source_);
-  taken_ -= length;
+  budget_->taken_ -= length;
 }
 
 Bytes HostPool::held() const {
-  return std::visit(
-      Match{[](const PageHeap& pages) { return pages.mapped(); }, [](const Slabs& slabs) { return slabs.held(); }},
-      source_);
+  return std::visit([](const auto& source) { return source.mapped(); }, source_);
 }
 
-TierStats HostPool::stats() const {
+Bytes HostBudget::held() const {
+  Bytes all = 0;
+  for (const HostPool* const pool : pools_) all += pool->held();
+  return all;
+}
+
+TierStats HostBudget::stats() const {
   const std::lock_guard lock(mutex_);
-  return {.taken = taken_, .taken_peak = taken_peak_, .held = held(), .budget = budget_};
+  return {.taken = taken_, .taken_peak = taken_peak_, .held = held(), .budget = most_};
 }
 
 }  // namespace snug::memory

@@ -70,17 +70,26 @@ std::string message(const OutOfBudget::Details& d) {
     if (!largest.empty()) largest += ", ";
     largest += fmt::format("{} ({})", format_bytes(bytes), memory::tag_name(tag));
   }
+  const std::string asked = fmt::format("{} asked for {}{}", d.operation.empty() ? "an allocation" : d.operation,
+                                        format_bytes(d.requested), d.device.is_cpu() ? "" : " on " + d.device.str());
+  const std::string taken = fmt::format("{} ({})", format_bytes(d.stats.allocated), memory::describe(d.stats.by_tag));
+  const std::string blocks = "largest blocks: " + (largest.empty() ? "none" : largest);
+  if (!d.stats.limit) {
+    const bool too_much = d.machine && d.stats.mapped + d.requested > *d.machine;
+    return fmt::format("out of memory: {} while {} is taken, {}; {}; use a smaller batch{}", asked, taken,
+                       too_much
+                           ? fmt::format("and this process can have {} at most, with swap", format_bytes(*d.machine))
+                           : "and the system refuses more",
+                       blocks, too_much ? "" : ", or raise what limits the process (ulimit -v)");
+  }
   const char* const why =
       d.in_step ? "and nothing is left to evict" : "outside of any step of a session, where nothing can be evicted";
   const char* const cure =
       d.in_step ? "" : "if this belongs to no session's training, end the session or lift the limit for it; else ";
   return fmt::format(
-      "out of budget: {} asked for {}{} while {} of the {} limit is taken ({}) {}; largest blocks: {}; {}raise the "
-      "budget or use a smaller batch",
-      d.operation.empty() ? "an allocation" : d.operation, format_bytes(d.requested),
-      d.device.is_cpu() ? "" : " on " + d.device.str(), format_bytes(d.stats.allocated),
-      format_bytes(d.stats.limit.value_or(0)), memory::describe(d.stats.by_tag), why,
-      largest.empty() ? "none" : largest, cure);
+      "out of budget: {} while {} of the {} limit is taken ({}) {}; {}; {}raise the budget or use a smaller batch",
+      asked, format_bytes(d.stats.allocated), format_bytes(*d.stats.limit), memory::describe(d.stats.by_tag), why,
+      blocks, cure);
 }
 
 }  // namespace

@@ -14,8 +14,8 @@
 
 namespace snug {
 
-/// An allocation would pass the limit and nothing was left to evict. The allocation did not happen; memory is as
-/// before, and the process can go on, with another budget or less work.
+/// An allocation would pass the limit, or without a limit what the machine has, and nothing was left to evict. The
+/// allocation did not happen; memory is as before, and the process can go on, with another budget or less work.
 class OutOfBudget : public Error {
  public:
   struct Details {
@@ -24,6 +24,7 @@ class OutOfBudget : public Error {
     std::string operation;  ///< the ATen operator that asked, empty when unknown
     memory::Stats stats;
     std::vector<std::pair<Bytes, memory::Tag>> largest;  ///< the largest live blocks, largest first
+    std::optional<Bytes> machine{};                      ///< all its memory and swap, where it is known
     /// Whether somebody was asked to evict: a step ran under a session or was being recorded.
     bool in_step = true;
   };

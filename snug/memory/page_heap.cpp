@@ -69,7 +69,13 @@ bool PageHeap::fill(const Candidate& target) {
     try {
       moved_ += addresses_.move(from, movable, target.fresh_offset + filled);
     } catch (...) {
-      // The fresh addresses are lost, and no pages with them.
+      // Its part of the fresh addresses is lost, and no pages with it.
+      fresh_.give(from, part);
+      if (movable < part) addresses_.release(from + movable, part - movable);
+      if (filled > 0) addresses_.release(target.fresh_offset, filled);
+      if (filled > 0) fresh_.give(target.fresh_offset, filled);
+      const Bytes unfilled = target.fresh_length - filled - movable;
+      if (unfilled > 0) fresh_.give(target.fresh_offset + filled + movable, unfilled);
       if (target.cached_length > 0) cached_.give(target.cached_offset, target.cached_length);
       throw;
     }

@@ -36,4 +36,16 @@ MachineMemory machine_memory() {
   return memory;
 }
 
+std::optional<Bytes> memory_and_swap() {
+  int overcommit = 0;
+  std::ifstream("/proc/sys/vm/overcommit_memory") >> overcommit;
+  Bytes memory = field("/proc/meminfo", "MemTotal"), swap = field("/proc/meminfo", "SwapTotal");
+  if (overcommit == 1 || memory == 0) return std::nullopt;
+  if (const auto group = group_memory(); group && group->limit < memory) {
+    memory = group->limit;
+    swap = std::min(swap, group->swap.value_or(swap));
+  }
+  return memory + swap;
+}
+
 }  // namespace snug::memory

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <optional>
+
 #include "snug/base/bytes.h"
 
 namespace snug::memory {
@@ -19,5 +21,10 @@ struct MachineMemory {
   Bytes available = 0;
 };
 MachineMemory machine_memory();
+
+/// The most memory that this process can ever fill: the machine's or its control group's, and swap. nullopt where the
+/// operating system does not tell, or is set to promise any amount (vm.overcommit_memory = 1; docs.kernel.org,
+/// "Overcommit Accounting").
+std::optional<Bytes> memory_and_swap();
 
 }  // namespace snug::memory

@@ -26,6 +26,11 @@ void check_there_is_so_much(const TierBudgets& budgets) {
   if (!budgets.disk) return;
   std::error_code none;  // of a folder that is not there the file tells
   const std::string folder = folder_of_unnamed_files();
+  if (is_in_memory(folder)) {
+    throw UsageError(fmt::format(
+        "disk budget: {} is in memory (a tmpfs), and what moves there saves none; set TMPDIR to a folder on a disk",
+        folder));
+  }
   const auto space = std::filesystem::space(folder, none);
   if (!none) check("disk", budgets.disk, static_cast<Bytes>(space.capacity), "the disk of " + folder);
 }
@@ -33,7 +38,7 @@ void check_there_is_so_much(const TierBudgets& budgets) {
 }  // namespace
 
 Tiers::Tiers(TierBudgets budgets, std::function<std::unique_ptr<BlockFile>()> make_file)
-    : budgets_(budgets), make_file_(std::move(make_file)) {
+    : budgets_(budgets), make_file_(std::move(make_file)), host_budget_(std::make_shared<HostBudget>(budgets.host)) {
   for (const auto& [what, budget] : {std::pair("host", budgets.host), std::pair("disk", budgets.disk)}) {
     if (budget && *budget <= 0)
       throw UsageError(fmt::format(
@@ -45,7 +50,7 @@ Tiers::Tiers(TierBudgets budgets, std::function<std::unique_ptr<BlockFile>()> ma
 HostPool& Tiers::host(c10::DeviceType contents_of) {
   const std::lock_guard lock(mutex_);
   std::unique_ptr<HostPool>& pool = hosts_[contents_of];
-  if (!pool) pool = std::make_unique<HostPool>(contents_of, budgets_.host);
+  if (!pool) pool = std::make_unique<HostPool>(contents_of, host_budget_);
   return *pool;
 }
 
@@ -65,14 +70,7 @@ HostPool& Tiers::passage(c10::DeviceType contents_of) {
 TierStats Tiers::stats(Tier tier) const {
   const std::lock_guard lock(mutex_);
   if (tier == Tier::Disk) return disk_ ? disk_->stats() : TierStats{.budget = budgets_.disk};
-  TierStats all{.budget = budgets_.host};
-  for (const auto& [type, pool] : hosts_) {
-    const TierStats stats = pool->stats();
-    all.taken += stats.taken;
-    all.taken_peak += stats.taken_peak;
-    all.held += stats.held;
-  }
-  return all;
+  return host_budget_->stats();
 }
 
 }  // namespace snug::memory

@@ -58,6 +58,7 @@ class Tiers {
  private:
   const TierBudgets budgets_;
   const std::function<std::unique_ptr<BlockFile>()> make_file_;
+  const std::shared_ptr<HostBudget> host_budget_;  // of all devices' contents together
   mutable std::mutex mutex_;
   std::map<c10::DeviceType, std::unique_ptr<HostPool>> hosts_, passages_;
   std::unique_ptr<SpillFile> disk_;

@@ -33,6 +33,10 @@ TEST(ControlGroup, IsTheTightestOfTheSecondVersionUpToTheFirst) {
   EXPECT_EQ(found->limit, 8192);
   EXPECT_EQ(found->available, 8192 - 6000 + 500);
   write(folder / "pod/job/memory.max", "5100");
+  write(folder / "pod/job/memory.swap.max", "max");
+  EXPECT_FALSE(group_memory(folder, own)->swap);
+  write(folder / "pod/job/memory.swap.max", "700");
+  EXPECT_EQ(group_memory(folder, own)->swap, 700);
   EXPECT_EQ(group_memory(folder, own)->available, 100);
   // More than is allowed, for a moment.
   write(folder / "pod/job/memory.current", "5200");
@@ -57,6 +61,9 @@ TEST(ControlGroup, OfTheFirstVersionIsThatOfTheMemoryController) {
   write(folder / "memory/job/memory.usage_in_bytes", "300");
   write(folder / "memory/job/memory.stat", "inactive_file 1\ntotal_inactive_file 50");
   EXPECT_EQ(group_memory(folder, own)->limit, 1000);
+  EXPECT_FALSE(group_memory(folder, own)->swap);
+  write(folder / "memory/job/memory.memsw.limit_in_bytes", "1300");
+  EXPECT_EQ(group_memory(folder, own)->swap, 300);
   EXPECT_EQ(group_memory(folder, own)->available, 750);
 }
 

@@ -227,6 +227,21 @@ TEST_F(CpuMemoryLimit, RefusesWhatNoMachineHasWithoutALimit) {
   }
 }
 
+TEST_F(CpuMemoryLimit, RefusesWhatTheMachineCannotHoldWithoutALimit) {
+  const std::optional<Bytes> most = memory_and_swap();
+  if (!most) GTEST_SKIP() << "the system promises any amount";
+  ASSERT_GE(*most, process_memory().resident);
+  const c10::DataPtr half = block(*most / 2);  // not filled: takes no memory
+  try {
+    (void)block(*most / 2 + 1_GiB);
+    FAIL() << "was handed out";
+  } catch (const OutOfBudget& error) {
+    EXPECT_FALSE(error.details().stats.limit);
+    EXPECT_EQ(error.details().machine, most);
+  }
+  EXPECT_NE(block(*most / 4).get(), nullptr);
+}
+
 TEST_F(CpuMemoryLimit, AsksOnTheThreadThatAllocates) {
   leave(1_MiB);
   std::thread::id asked_on;

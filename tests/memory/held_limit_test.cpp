@@ -1,10 +1,14 @@
 #include "snug/memory/held_limit.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <memory>
+
+#include "snug/base/errors.h"
+#include "snug/memory/accelerator_memory.h"
 
 namespace snug::memory {
 namespace {
@@ -47,6 +51,37 @@ TEST(HeldLimit, ReplacingOneKeepsTheNewOnes) {
   EXPECT_EQ(limit(), 2_GiB);
   one.reset();
   EXPECT_EQ(limit(), std::nullopt);
+}
+
+/// The memory of a device that nothing can be asked of any more once it is broken.
+class BreakableSupply final : public Supply {
+ public:
+  explicit BreakableSupply(const bool& broken) : broken_(broken) {}
+  c10::DataPtr take(std::size_t) override { return {}; }
+  void give(void*) noexcept override {}
+  [[nodiscard]] Bytes rounded(Bytes bytes) const override { return bytes; }
+  [[nodiscard]] Bytes reserved() const override { return 0; }
+  void limit_reserved(std::optional<Bytes>) override {
+    if (broken_) throw Error("device-side assert triggered");
+  }
+  void release_cached() override {}
+  [[nodiscard]] MachineMemory capacity() const override { return {}; }
+  [[nodiscard]] bool has_given(const c10::DataPtr&) const override { return false; }
+
+ private:
+  const bool& broken_;
+};
+
+TEST(HeldLimit, LetsAnErrorOfTheDevicePass) {
+  bool broken = false;
+  AcceleratorMemory memory(c10::Device(c10::kCUDA, 0), std::make_unique<BreakableSupply>(broken), [](void*) {});
+  const auto train = [&] {
+    const HeldLimit held(memory, 1_MiB);
+    broken = true;
+    throw Error("an index is out of range");
+  };
+  EXPECT_THAT(train, ::testing::ThrowsMessage<Error>(::testing::HasSubstr("out of range")));
+  EXPECT_THROW(HeldLimit(memory, 2_MiB), Error) << "whoever sets one anew is told";
 }
 
 TEST(HeldLimit, AForkedChildHasNoneOfItsParents) {

@@ -4,13 +4,17 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <cstring>
 #include <optional>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "snug/base/errors.h"
 #include "snug/memory/device_memory.h"
+#include "snug/memory/tier_full.h"
+#include "snug/memory/tiers.h"
 
 namespace snug::memory {
 namespace {
@@ -55,13 +59,51 @@ TEST(HostPool, HasABudget) {
   std::optional<HostPool::Block> first = pool.take(700_KiB);
   fill(*first, 7);
   EXPECT_THAT([&] { (void)pool.take(400_KiB); },
-              ThrowsMessage<Error>(HasSubstr("of which 700.0 KiB of 1.0 MiB are taken; raise the host budget")));
+              ThrowsMessage<Error>(HasSubstr(
+                  "400.0 KiB do not fit into the host budget of 1.0 MiB, of which 700.0 KiB are taken; raise it")));
   EXPECT_TRUE(holds(*first, 7));
   first.reset();
   const HostPool::Block all = pool.take(1_MiB);
   fill(all, 8);
   EXPECT_EQ(pool.stats().held, 1_MiB);
   EXPECT_EQ(pool.stats().budget, 1_MiB);
+}
+
+TEST(HostPool, SharesABudgetWithOthers) {
+  const auto budget = std::make_shared<HostBudget>(1_MiB);
+  HostPool one(c10::kCPU, budget), other(c10::kCPU, budget);
+  std::optional<HostPool::Block> first = one.take(700_KiB);
+  fill(*first, 7);
+  EXPECT_THROW((void)other.take(400_KiB), Error);
+  const HostPool::Block second = other.take(300_KiB);
+  EXPECT_EQ(budget->stats().taken, 1000_KiB);
+  first.reset();
+  // What the other has kept for its next block goes back to the system.
+  const HostPool::Block third = other.take(600_KiB);
+  EXPECT_LE(budget->stats().held, 1_MiB);
+  EXPECT_EQ(budget->stats().taken_peak, 1000_KiB) << "of one moment";
+}
+
+TEST(Tiers, HaveOneHostBudgetForContentsOfAllDevices) {
+  Tiers tiers({.host = 1_MiB});
+  std::optional<HostPool::Block> block = tiers.host(c10::kCPU).take(1_MiB);
+  EXPECT_THROW((void)tiers.host(c10::kMeta).take(1_MiB), TierFull);
+  block.reset();
+  block = tiers.host(c10::kMeta).take(1_MiB);
+  EXPECT_EQ(tiers.stats(Tier::Host).taken_peak, 1_MiB);
+}
+
+TEST(Tiers, RefuseADiskBudgetWhereTheDiskIsMemory) {
+  if (!is_in_memory("/dev/shm")) GTEST_SKIP() << "no tmpfs";
+  const char* const before = std::getenv("TMPDIR");
+  const std::string folder = before != nullptr ? before : "";
+  ::setenv("TMPDIR", "/dev/shm", 1);
+  EXPECT_THAT([] { (void)Tiers({.disk = 1_MiB}); },
+              ThrowsMessage<UsageError>(HasSubstr("disk budget: /dev/shm is in memory (a tmpfs)")));
+  EXPECT_NO_THROW((void)Tiers({.host = 1_MiB}));
+  before != nullptr ? ::setenv("TMPDIR", folder.c_str(), 1) : ::unsetenv("TMPDIR");
+  EXPECT_FALSE(is_in_memory("/no/such/folder"));
+  EXPECT_FALSE(is_in_memory("/proc"));
 }
 
 TEST(HostPool, KeepsBlocksApartInAnyOrder) {

@@ -35,16 +35,36 @@ TEST(OutOfBudget, SaysInOneLineWhatWasAskedForAndWhatIsThere) {
 TEST(OutOfBudget, SaysThatNoStepWasThereToEvictFor) {
   OutOfBudget::Details details;
   details.in_step = false;
+  details.stats.limit = 100_MiB;
   const std::string text = OutOfBudget(details).what();
   EXPECT_NE(text.find("outside of any step of a session, where nothing can be evicted"), std::string::npos) << text;
   EXPECT_NE(text.find("end the session or lift the limit for it"), std::string::npos) << text;
 }
 
 TEST(OutOfBudget, DoesWithoutAnOperationAndBlocks) {
-  const std::string text = OutOfBudget(OutOfBudget::Details{}).what();
+  OutOfBudget::Details details;
+  details.stats.limit = 0;
+  const std::string text = OutOfBudget(details).what();
   EXPECT_NE(text.find("an allocation asked for 0 B"), std::string::npos) << text;
   EXPECT_NE(text.find("(nothing)"), std::string::npos) << text;
   EXPECT_NE(text.find("largest blocks: none"), std::string::npos) << text;
+}
+
+TEST(OutOfBudget, NamesNoLimitWhereThereIsNone) {
+  OutOfBudget::Details details;
+  details.requested = 400_GiB;
+  details.operation = "aten::zeros";
+  details.stats.allocated = details.stats.mapped = 7_GiB;
+  details.stats.by_tag = {7_GiB, 0, 0, 0, 0, 0};
+  details.machine = 24_GiB;
+  EXPECT_STREQ(
+      OutOfBudget(details).what(),
+      "out of memory: aten::zeros asked for 400.0 GiB while 7.0 GiB (weights 7.0 GiB) is taken, and this process "
+      "can have 24.0 GiB at most, with swap; largest blocks: none; use a smaller batch");
+  details.requested = 1_GiB;
+  EXPECT_STREQ(OutOfBudget(details).what(),
+               "out of memory: aten::zeros asked for 1.0 GiB while 7.0 GiB (weights 7.0 GiB) is taken, and the system "
+               "refuses more; largest blocks: none; use a smaller batch, or raise what limits the process (ulimit -v)");
 }
 
 TEST(RefusalIn, ReadsARefusalAsItIsAndAsTheFrontEndHasIt) {

@@ -1,15 +1,44 @@
 #include "snug/memory/page_heap.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
+#include <algorithm>
+#include <cstdarg>
 #include <cstring>
 #include <map>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "snug/base/errors.h"
 #include "tests/memory/address_limit.h"
 #include "tests/memory/resident_pages.h"
+
+namespace {
+int g_moves_that_succeed = 0;  // whatever limits addresses
+}
+
+/// In place of the C library's, for all of this program.
+extern "C" void* mremap(void* from, std::size_t length, std::size_t new_length, int flags, ...) noexcept {
+  std::va_list arguments;
+  va_start(arguments, flags);
+  void* const to = (flags & MREMAP_FIXED) != 0 ? va_arg(arguments, void*) : nullptr;
+  va_end(arguments);
+  rlimit before{};
+  const bool succeeds = g_moves_that_succeed > 0;
+  if (succeeds) {
+    --g_moves_that_succeed;
+    ::getrlimit(RLIMIT_AS, &before);
+    const rlimit none{.rlim_cur = before.rlim_max, .rlim_max = before.rlim_max};
+    ::setrlimit(RLIMIT_AS, &none);
+  }
+  const long moved = ::syscall(SYS_mremap, from, length, new_length, flags, to);
+  if (succeeds) ::setrlimit(RLIMIT_AS, &before);
+  return reinterpret_cast<void*>(moved);
+}
 
 namespace snug::memory {
 namespace {
@@ -184,6 +213,35 @@ TEST(PageHeap, ARefusalOfTheSystemLosesNoPages) {
   EXPECT_EQ(heap.take(4 * kPage), b);
   EXPECT_EQ(resident_bytes(b, 4 * kPage), 4 * kPage);
   EXPECT_NE(heap.take(4 * kPage), nullptr);
+}
+
+TEST(PageHeap, ARefusalOfALaterMoveLosesNoPagesEither) {
+  PageHeap heap;
+  std::vector<std::byte*> scattered;
+  for (int i = 0; i < 3; ++i) {
+    scattered.push_back(heap.take(4 * kPage));
+    heap.take(kPage);
+    touch(scattered.back(), 4 * kPage);
+  }
+  heap.set_limit(15 * kPage);
+  for (std::byte* const one : scattered) heap.give(one, 4 * kPage);
+  std::byte* const behind = scattered.back() + 5 * kPage;
+  {
+    const AddressLimit none(-kPage);
+    g_moves_that_succeed = 1;
+    EXPECT_THROW(heap.take(12 * kPage), Error);
+    EXPECT_EQ(std::exchange(g_moves_that_succeed, 0), 0) << "the first range was moved";
+  }
+  EXPECT_EQ(heap.taken(), 3 * kPage);
+  Bytes resident = 0;
+  for (Bytes page = 0; page < 8 * kPage; page += kPage)  // the addresses of some are lost
+    resident += std::max<Bytes>(resident_bytes(behind + page, kPage), 0);
+  for (std::byte* const one : scattered) resident += resident_bytes(one, 4 * kPage);
+  EXPECT_EQ(heap.mapped() - heap.taken(), resident) << "pages that nobody counts";
+  // What was left is used again, up to the limit.
+  Bytes more = 0;
+  while (heap.take(kPage) != nullptr) more += kPage;
+  EXPECT_EQ(more, 12 * kPage);
 }
 
 TEST(PageHeap, RefusesWhatNoAddressesAreLeftFor) {

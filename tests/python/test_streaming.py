@@ -155,7 +155,7 @@ def test_too_little_room_to_stream_to_is_told_as_such(tier):
         pytest.skip("what there is no room for goes to the host, which has no budget")
     x = torch.randn(32, 512)
     model = net()  # 8 MiB of weights, and as much of gradients and of each moment
-    where = "the host's memory" if tier == "host_budget" else "on the disk"
+    where = "into the host budget of" if tier == "host_budget" else "on the disk"
     with pytest.raises(snug.Error, match=f"stream: 16 tensors of 8.0 MiB in all do not find room: .*{where}"):
         snug.StreamedTensors(model.parameters(), **{tier: "2MiB"})
     model = net()
