@@ -164,6 +164,7 @@ void AcceleratorMemory::reset_peak() {
 }
 
 void AcceleratorMemory::set_limit(std::optional<Bytes> limit) {
+  const std::lock_guard both(limit_mutex_);
   {
     const std::lock_guard lock(mutex_);
     limit_ = limit;

@@ -34,7 +34,9 @@ std::shared_ptr<const TierRoom> room_of(const at::Tensor& tensor) {
 }
 
 bool has_owner(const at::Tensor& tensor) noexcept {
-  return tensor.defined() && tensor.has_storage() && ownership_of(*tensor.storage().unsafeGetStorageImpl()) != nullptr;
+  if (!tensor.defined() || !tensor.has_storage()) return false;
+  const std::lock_guard lock(ownerships());
+  return ownership_of(*tensor.storage().unsafeGetStorageImpl()) != nullptr;
 }
 
 void give_contents(c10::StorageImpl& storage, Ownership to) {
@@ -58,10 +60,15 @@ void take_contents_back(c10::StorageImpl& storage, c10::DataPtr memory) noexcept
 }
 
 ContentsThere::ContentsThere(const c10::Storage& storage, Access access) : storage_(storage) {
-  const Ownership* const ownership = storage ? ownership_of(*storage.unsafeGetStorageImpl()) : nullptr;
-  if (ownership == nullptr) return;
-  std::shared_ptr<ContentsOwner> owner = ownership->owner;
-  which_ = ownership->which;
+  if (!storage) return;
+  std::shared_ptr<ContentsOwner> owner;
+  {
+    const std::lock_guard lock(ownerships());
+    const Ownership* const ownership = ownership_of(*storage.unsafeGetStorageImpl());
+    if (ownership == nullptr) return;
+    owner = ownership->owner;
+    which_ = ownership->which;
+  }
   owner->hold(which_, access);
   owner_ = std::move(owner);
 }

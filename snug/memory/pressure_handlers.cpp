@@ -1,8 +1,33 @@
 #include "snug/memory/pressure_handlers.h"
 
+#include <algorithm>
 #include <mutex>
 
 namespace snug::memory {
+namespace {
+
+/// Those that the calling thread is asking: it has their lock already, which one thread may not take twice.
+thread_local std::vector<const PressureHandlers*> t_asking;
+
+struct Asking {
+  explicit Asking(const PressureHandlers& handlers) { t_asking.push_back(&handlers); }
+  ~Asking() { t_asking.pop_back(); }
+  Asking(const Asking&) = delete;
+  Asking& operator=(const Asking&) = delete;
+};
+
+}  // namespace
+
+std::shared_lock<std::shared_mutex> PressureHandlers::lock_to_read() const {
+  std::shared_lock lock(mutex_, std::defer_lock);
+  if (std::ranges::find(t_asking, this) == t_asking.end()) lock.lock();
+  return lock;
+}
+
+bool PressureHandlers::any() const {
+  const std::shared_lock lock = lock_to_read();
+  return !handlers_.empty();
+}
 
 void PressureHandlers::add(PressureHandler* handler) {
   const std::unique_lock lock(mutex_);
@@ -15,8 +40,8 @@ void PressureHandlers::remove(PressureHandler* handler) {
 }
 
 bool PressureHandlers::ask(Bytes bytes) {
-  // Shared, so that an allocation inside a handler's frees cannot deadlock.
-  const std::shared_lock lock(mutex_);
+  const std::shared_lock lock = lock_to_read();
+  const Asking asking(*this);  // an allocation inside a handler's frees asks again
   for (const Patience patience : {Patience::None, Patience::AMoment}) {
     for (auto handler = handlers_.rbegin(); handler != handlers_.rend(); ++handler) {
       calls_ += patience == Patience::None ? 1 : 0;

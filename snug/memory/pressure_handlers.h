@@ -20,10 +20,7 @@ class PressureHandlers {
   /// Asks them, the newest first, all without patience first, until one has freed something: of several forward passes
   /// that are kept the newest is mostly needed last.
   bool ask(Bytes bytes);
-  [[nodiscard]] bool any() const {
-    const std::shared_lock lock(mutex_);
-    return !handlers_.empty();
-  }
+  [[nodiscard]] bool any() const;
   /// How often one was asked.
   [[nodiscard]] std::int64_t calls() const noexcept { return calls_; }
 
@@ -34,6 +31,8 @@ class PressureHandlers {
   void renew_lock() { new (&mutex_) std::shared_mutex; }
 
  private:
+  [[nodiscard]] std::shared_lock<std::shared_mutex> lock_to_read() const;
+
   mutable std::shared_mutex mutex_;
   std::vector<PressureHandler*> handlers_;
   std::atomic<std::int64_t> calls_ = 0;

@@ -52,6 +52,8 @@ TierRoom::TierRoom(Bytes bytes, c10::Device device, Tiers& tiers, Tier tier, con
       place_(place(bytes, device, tiers, tier, for_memory_at)) {}
 
 StreamMark TierRoom::write(const at::Tensor& contents) {
+  // From the first byte on: what is only queued must not be read before it is noted.
+  const std::lock_guard lock(guards_->marks);
   StreamMark written;
   try {
     written = begin_writing(contents);
@@ -60,7 +62,6 @@ StreamMark TierRoom::write(const at::Tensor& contents) {
     failed.set_exception(std::current_exception());
     written = StreamMark(failed.get_future().share());
   }
-  const std::lock_guard lock(guards_->marks);
   return written_ = written;
 }
 
