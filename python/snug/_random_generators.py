@@ -40,7 +40,7 @@ def seeds_of(thing: Any) -> Any:
     if issubclass(type(thing), numpy.random.Generator):
         thing = thing.bit_generator
     if issubclass(type(thing), numpy.random.BitGenerator):
-        thing = thing.seed_seq
+        thing = getattr(thing, "seed_seq", None)  # since NumPy 1.25
     return thing if issubclass(type(thing), numpy.random.SeedSequence) else None
 
 

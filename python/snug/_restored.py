@@ -140,12 +140,17 @@ class SavedCache:
 
     def __init__(self, function: Any) -> None:
         self._function = function
+        self._size = function.cache_info().currsize
         # The dictionary of an unbounded cache has the results, that of a bounded one has links to them.
         held = [held for held in gc.get_referents(function) if type(held) is dict and held is not function.__dict__]
-        self._entries = held[0] if len(held) == 1 else {}
+        self._entries = next((one for one in held if self._is_unbounded() or self._has_links(one)), {})
         self._before = dict(self._entries)
         # A full cache uses the link of the entry that it drops for the next one.
         self._held = self._now()
+
+    @staticmethod
+    def _has_links(entries: dict[Any, Any]) -> bool:
+        return bool(entries) and all(type(link).__name__ == "_lru_list_elem" for link in entries.values())
 
     def _now(self) -> list[Any]:
         """Keys and results, as the cache refers to them, and what it always refers to. Empty for an unbounded cache."""
@@ -154,7 +159,8 @@ class SavedCache:
     def results(self) -> list[Any]:
         if self._is_unbounded():
             return list(self._before.values())
-        return [held for held in self._held if not isinstance(held, (type, dict)) and held is not self._function.__wrapped__]
+        own = (self._entries, self._function.__dict__, self._function.__wrapped__)
+        return [held for held in self._held if not isinstance(held, type) and not any(held is one for one in own)]
 
     def _is_unbounded(self) -> bool:
         return self._function.cache_info().maxsize is None
@@ -167,13 +173,13 @@ class SavedCache:
 
     def advanced(self) -> str | None:
         """Returns what the step changed for good and how to avoid that, as part of an error message, or None if it changed nothing."""
-        if not self._before or self._is_unbounded() or self._is_back():
+        if not self._size or self._is_unbounded() or self._is_back():
             return None
         name = f"{self._function.__qualname__}()"
         return f"changed the entries of the cache of {name}, which cannot be restored; call it with these arguments before fit"
 
     def put_back(self) -> None:
-        if not self._before:
+        if not self._size:
             if self._function.cache_info().currsize:
                 self._function.cache_clear()
         elif self._is_unbounded() and not self._is_back():

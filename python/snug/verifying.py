@@ -87,7 +87,8 @@ class _World:
         # Of all that a step may train, be it a part of the model or not.
         known = {id(p) for _, p in parameters}
         others = [tensor for tensor in LiveObjects().tensors if id(tensor) not in known and is_leaf_with_gradient(tensor)]
-        self._gradients = [(p, p.grad) for p in (*(p for _, p in parameters), *others)]
+        self._gradients = [(p, p.grad) for _, p in parameters]
+        self._gradients_of_others = [(p, p.grad) for p in others]  # whose contents are undone with all that operators write
         # A step may write parameters, too, as a layer does that initializes itself from its first batch.
         # Those that are streamed are not there.
         written = [p for _, p in parameters if unwrapped(p) is None and p.layout == torch.strided and p.data_ptr() != 0]
@@ -104,6 +105,9 @@ class _World:
         for parameter, _ in self._gradients:
             if parameter.grad is not None:
                 parameter.grad = None
+        for parameter, gradient in self._gradients_of_others:
+            if parameter.grad is not gradient:
+                parameter.grad = gradient
 
     def outcome(self, loss: torch.Tensor | None) -> dict[str, bytes | None]:
         found: dict[str, bytes | None] = {} if loss is None else {"loss": bits_of(loss)}

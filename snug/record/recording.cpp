@@ -349,10 +349,8 @@ Unrecorded::Unrecorded(const std::vector<at::Tensor>& written) {
   for (const at::Tensor& tensor : written) {
     if (!tensor.defined() || !tensor.has_storage()) continue;
     OperatorGate::tell_before_write(tensor);
-    tell_finished_tapes(tensor);
-    if (!tape) continue;
-    tape->written_elsewhere(tensor.storage().unsafeGetStorageImpl());
-    tape->note_written(tensor, Tape::Version::MayStay);
+    // Most of a raw kernel's arguments are only read: no tape keeps more for them than for what it records.
+    if (tape) tape->written_elsewhere(tensor.storage().unsafeGetStorageImpl());
   }
 }
 

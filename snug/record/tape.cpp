@@ -100,8 +100,10 @@ void Tape::written_elsewhere(c10::StorageImpl* storage) {
   }
   // First, as it may find no memory: whoever writes may make room and try again.
   if (flow().is_leaf(value)) values_.copy_leaf(value);
+  const bool cannot_be_made_again = finished() && !flow().is_leaf(value) && !can_be_made_again(value);
+  if (cannot_be_made_again) values_.copy_leaf(value);
   values_.forget_storage(storage);
-  if (flow().is_leaf(value)) return;
+  if (flow().is_leaf(value) || cannot_be_made_again) return;
   if (unsharded_.is_kept(value)) keep_what_is_made_of(value);
   lookup_.displace(value);
 }
@@ -240,10 +242,13 @@ void Tape::about_to_be_written(const at::Tensor& tensor) {
   note_written(tensor, Version::MayStay);
 }
 
-void Tape::leave_pass() {
-  std::vector<at::Tensor> let_go;
+void Tape::leave_pass(int pass) {
+  std::vector<std::pair<int, at::Tensor>> let_go;
   const PatientLock lock(mutex_);
-  let_go.swap(saved_.handed_out);
+  const auto others =
+      std::ranges::stable_partition(saved_.handed_out, [&](const auto& held) { return held.first != pass; });
+  let_go.assign(std::make_move_iterator(others.begin()), std::make_move_iterator(others.end()));
+  saved_.handed_out.erase(others.begin(), others.end());
   values_.end_pass();
   if (finished()) values_.forget_unneeded();
 }

@@ -167,9 +167,9 @@ class Tape {
 
   /// Keeps a reference to a tensor that a node got until the end of the pass: gradients are added up in a tensor that
   /// nobody else refers to.
-  void hold_for_pass(at::Tensor tensor) { saved_.handed_out.push_back(std::move(tensor)); }
+  void hold_for_pass(int pass, at::Tensor tensor) { saved_.handed_out.emplace_back(pass, std::move(tensor)); }
   /// The end of a backward pass that ValueStore::enter_pass has begun.
-  void leave_pass();
+  void leave_pass(int pass);
   /// The operator that forward or backward is at.
   /// Eviction measures distances from there.
   [[nodiscard]] plan::OpId position() const noexcept { return finished() ? position_ : flow().ops(); }
@@ -230,6 +230,7 @@ class Tape {
   void bind(SavedTensor& saved);
   void bind_each(const std::vector<SavedTensor*>& saved);
   StandsFor what_is_left_for(const SavedTensor& saved);
+  bool can_be_made_again(plan::ValueId value);
   void let_go_originals(plan::ValueId leaf, std::vector<at::Tensor>& let_go);
   void bind_before(const OperatorTraits& traits, const c10::IValue* arguments);
   void keep(plan::ValueId value, const c10::Storage& storage);
@@ -259,10 +260,10 @@ class Tape {
   std::exception_ptr failure_;         // of a policy, or of moving; thrown when the call has been recorded whole
   std::vector<SavedTensor*> waiting_;  // for their operator
   struct {
-    std::vector<SavedTensor*> bound;                   // that stand for a value
-    ska::flat_hash_map<c10::StorageImpl*, int> count;  // of those by storage
-    std::vector<at::Tensor> handed_out;                // see hold_for_pass
-    std::int64_t unplain = 0;                          // that cannot be on a tape
+    std::vector<SavedTensor*> bound;                     // that stand for a value
+    ska::flat_hash_map<c10::StorageImpl*, int> count;    // of those by storage
+    std::vector<std::pair<int, at::Tensor>> handed_out;  // in which pass: see hold_for_pass
+    std::int64_t unplain = 0;                            // that cannot be on a tape
   } saved_;
   Tape* outer_ = nullptr;    // that records when this one does not
   plan::OpId position_ = 0;  // of backward

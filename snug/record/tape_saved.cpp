@@ -137,18 +137,23 @@ at::Tensor Tape::hand_out(SavedTensor& saved, const c10::Storage& storage) {
   return tensor;
 }
 
+/// Once the recording is over; holds leaves again that it takes, where the program still has them.
+bool Tape::can_be_made_again(plan::ValueId value) {
+  for (plan::ValueId leaf = 0; leaf < value; ++leaf) {
+    if (flow().is_leaf(leaf) && !ledger().at_hand(leaf) && !lookup_.written_since(leaf)) values_.hold_again(leaf);
+  }
+  const plan::OpId producer = flow().producer(value);
+  if (producer == plan::kNoOp) return false;
+  return std::isfinite(ledger().recovery_seconds([](plan::OpId) { return 1.0; })[plan::at(producer)]);
+}
+
 bool Tape::drop_if_spoilt(plan::ValueId value) {
   const bool is_programs = values_.in_programs_storage(value);
   const bool is_spoilt = is_programs ? lookup_.written_since(value) || values_.shrunk(value) : values_.spoilt(value);
   // Of leaves in the program's storage ValueLookup::check_inputs tells.
   if (!ledger().resident(value) || !is_spoilt || (is_programs && flow().is_leaf(value))) return false;
   if (!ledger().fetchable(value)) {
-    for (plan::ValueId leaf = 0; leaf < value; ++leaf) {
-      if (flow().is_leaf(leaf) && !ledger().at_hand(leaf) && !lookup_.written_since(leaf)) values_.hold_again(leaf);
-    }
-    const plan::OpId producer = flow().producer(value);
-    const auto steps = ledger().recovery_seconds([](plan::OpId) { return 1.0; });
-    if (producer == plan::kNoOp || !std::isfinite(steps[plan::at(producer)])) {
+    if (!can_be_made_again(value)) {
       throw Error(fmt::format(
           "backward: {} was written in place, or freed, since an operator saved it or a node got it; other gradients "
           "depend on it, and it cannot be recomputed: let what writes to it, such as a node's backward, work on a "

@@ -175,6 +175,7 @@ bool ValueStore::do_without(plan::ValueId value) {
   if (ledger_.resident(value)) ledger_.evict(value);
   ledger_.give_up(value);
   moved_.forget(value);
+  at(value).copied = false;  // a result
   return true;
 }
 

@@ -66,8 +66,8 @@ at::Tensor PackedTensor::unpack() {
   if (pass != record::kNoPass && consumed_in_ == pass && saved_.handed_out.defined())
     return saved_.handed_out;  // a node that looks a second time sees what it has written
   if (pass != record::kNoPass && values.enter_pass(pass)) {
-    torch::autograd::Engine::get_default_engine().queue_callback([tape = std::weak_ptr(tape_)] {
-      if (const auto alive = tape.lock()) alive->leave_pass();
+    torch::autograd::Engine::get_default_engine().queue_callback([tape = std::weak_ptr(tape_), pass] {
+      if (const auto alive = tape.lock()) alive->leave_pass(pass);
     });
     tape_->begin_fetching_ahead();
   }
@@ -90,7 +90,7 @@ at::Tensor PackedTensor::unpack() {
   if (pass != record::kNoPass && !(absent && is_kept)) {
     saved_.handed_out = tensor;
   } else if (pass != record::kNoPass && is_programs) {
-    tape_->hold_for_pass(tensor);
+    tape_->hold_for_pass(pass, tensor);
   }
   tape_->observers().tell_recording(&record::TapeObserver::unpacked, value);
   return tensor;
@@ -126,7 +126,10 @@ c10::Storage PackedTensor::contents() {
   // Where the program still has it, dropping it has freed nothing; and what is written there unseen, plain autograd
   // reads. Elsewhere there may be another copy of it, with the contents as they were recorded.
   if (c10::Storage storage = values.programs_storage(value)) {
-    if (values.ledger().cached(value) || values.ledger().fetchable(value)) (void)tape_->asked_for(value);
+    try {
+      if (values.ledger().cached(value) || values.ledger().fetchable(value)) (void)tape_->asked_for(value);
+    } catch (const Error&) {  // the other copy cannot be read, which nobody needs now
+    }
     return storage;
   }
   do {

@@ -216,6 +216,18 @@ def test_a_full_cache_that_is_filled_with_the_same_again_is_refused(weight):
     fit(lambda x: loss_of(weight, x) * latest(64).mean())
 
 
+@functools.lru_cache(maxsize=8)
+def noise(rows):
+    return {"noise": torch.rand(rows)}
+
+
+def test_a_bounded_cache_of_dictionaries(weight):
+    noise.cache_clear()
+    before = noise(4)
+    fit(lambda x: loss_of(weight, x) * noise(4)["noise"].mean())
+    assert noise(4) is before
+
+
 def test_pointers_of_c(weight):
     class Buffer(ctypes.Structure):
         _fields_ = [("length", ctypes.c_int), ("start", ctypes.c_void_p)]

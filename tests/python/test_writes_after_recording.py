@@ -148,27 +148,79 @@ def test_operators_of_optimizers_in_another_region(write):
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("in_another", [False, True])
-def test_a_raw_kernel_that_writes_a_saved_leaf(in_another):
+@pytest.mark.parametrize("keep", [snug.Keep(), snug.Selective(keep=["aten::mm"])])
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_kernel_in_backward_that_is_told_to_write_what_was_kept(keep, is_there):
+    """Launches of Triton kernels count as writes to all that they are given, most of which they only read."""
+
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, h):
+            ctx.save_for_backward(h)
+            return h * 2
+
+        @staticmethod
+        def backward(ctx, gradient):
+            with _core.Unrecorded([*ctx.saved_tensors, gradient]):
+                return gradient * 2
+
     found = []
-    for around in (contextlib.nullcontext, REGIONS["recompute"]):
-        w, x = torch.ones(8, requires_grad=True), torch.linspace(0.1, 1, 8)
-
-        def kernel(x):
-            with _core.Unrecorded([x]):  # as launches of Triton kernels are
-                x.detach().numpy()[:] = 7
-
+    for around, inner in ((contextlib.nullcontext, contextlib.nullcontext), (lambda: snug.Region(keep), REGIONS["recompute"])):
+        torch.manual_seed(0)
+        x, w = torch.randn(64, 64), torch.randn(64, 64, requires_grad=True)
         with around():
-            (x * w).sin().sum()
-            loss = (x * w).sum()
-            if not in_another:
-                kernel(x)
-        with around():
-            if in_another:
-                kernel(x)
+            h = x @ w
+            with inner():
+                a = h.sin().cos()
+            b = Doubled.apply(h)
+            loss = a.sum() + (b * 0.01).sin().sum()
+        if not is_there:
+            del h, a, b
         loss.backward()
         found.append(bits([w.grad]))
     assert found[0] == found[1]
+
+
+def test_a_write_to_what_was_kept_and_cannot_be_made_again():
+    """Its operator's inputs have gone when the region was over."""
+    found = []
+    for around, inner in ((contextlib.nullcontext, contextlib.nullcontext), (REGIONS["keep"], REGIONS["recompute"])):
+        torch.manual_seed(0)
+        w = torch.randn(64, 64, requires_grad=True)
+        with around():
+            h = torch.randn(64, 64) @ torch.randn(64, 64)
+            with inner():
+                loss = (h.sin() * w).sum()
+        with REGIONS["recompute"]() if inner is not contextlib.nullcontext else contextlib.nullcontext():
+            torch.ops.after_recording.triple_(h)
+        loss.backward()
+        found.append(bits([w.grad]))
+    assert found[0] == found[1]
+
+
+def test_a_pass_within_a_pass_lets_go_of_nothing_of_the_outer_one():
+    class Nested(ReturnsWhatItSaved):
+        aux = None
+
+        @staticmethod
+        def backward(ctx, gradient):
+            saved, = ctx.saved_tensors
+            with torch.enable_grad():
+                torch.autograd.grad(*Nested.aux, retain_graph=True)
+            return saved, None
+
+    for around in (contextlib.nullcontext, REGIONS["recompute"]):
+        p, x, q = torch.ones(8, requires_grad=True), torch.linspace(0.1, 1, 8), torch.ones(8, requires_grad=True)
+        with around():
+            y = (x * 1.0).exp()
+            Nested.aux = (q * y).sum(), q
+            loss = Nested.apply(p, y)
+        state = y.detach()
+        before = state.clone()
+        del y
+        loss.backward(retain_graph=True)
+        p.grad.zero_()
+        assert torch.equal(state, before)
 
 
 def test_a_write_that_is_tried_again_after_there_was_no_memory_to_keep_what_it_writes():
