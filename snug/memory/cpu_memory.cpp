@@ -38,8 +38,8 @@ constexpr std::uint8_t kAllocatorPriority = 200;  // above LibTorch's own and it
 static_assert(kHeader == 64);
 static_assert(kSmallest <= SmallHeap::kSegment / 2);
 
-/// Pages of a reserved range count nowhere in the kernel before they are filled: a request that can never be filled
-/// would end the process instead of being refused, as LibTorch's own allocator has it.
+/// Pages of a reserved range count nowhere in the kernel before they are filled: a single request that can never be
+/// filled would end the process, where the kernel refuses it to LibTorch's own allocator.
 std::optional<Bytes> most_of_the_machine() {
   static const std::optional<Bytes> most = memory_and_swap();
   return most;
@@ -57,7 +57,6 @@ BlockHeader* header_of(void* data) { return reinterpret_cast<BlockHeader*>(stati
 CpuMemory& CpuMemory::instance() {
   static CpuMemory* memory = [] {
     auto* made = new CpuMemory;
-    made->set_limit(std::nullopt);
     c10::SetCPUAllocator(made, kAllocatorPriority);
     // A child has only the thread that forked: no other may be inside then.
     ::pthread_atfork([] { instance().lock_all(); }, [] { instance().unlock_all(); },
@@ -107,6 +106,7 @@ c10::DataPtr CpuMemory::allocate(std::size_t bytes) {
   if (bytes == 0) return {nullptr, nullptr, &CpuMemory::deallocate, cpu};
   if (bytes > kLargestRequest) refuse(static_cast<Bytes>(kLargestRequest));
   const Bytes block = rounded(static_cast<Bytes>(bytes));
+  if (block > most_of_the_machine().value_or(block)) refuse(block);
   const bool small = block <= kSmallest;
   std::byte* memory = nullptr;
   // Once more when nobody could help: another thread may have made room in the meantime.
@@ -196,8 +196,7 @@ void CpuMemory::set_limit(std::optional<Bytes> limit) {
 /// What was adopted takes its part of the limit.
 void CpuMemory::limit_pages(std::optional<Bytes> limit) {
   limit_ = limit;
-  const std::optional<Bytes> most = limit ? limit : most_of_the_machine();
-  pages_.set_limit(most ? std::optional(std::max<Bytes>(*most - adopted_, 0)) : std::nullopt);
+  pages_.set_limit(limit ? std::optional(std::max<Bytes>(*limit - adopted_, 0)) : std::nullopt);
   if (limit && mapped() > *limit) {
     small_.release_empty();
     pages_.release_cached();

@@ -52,8 +52,8 @@ void HostPool::Slabs::give(std::byte* address, Bytes length) {
 
 void HostPool::Slabs::release_cached() {
   const std::vector<SlabBook::Id> unused = book_.unused();
+  free(unused);  // first: it may throw
   for (const SlabBook::Id slab : unused) book_.drop(slab);
-  free(unused);
 }
 
 void HostPool::Slabs::free(const std::vector<SlabBook::Id>& slabs) {
@@ -112,13 +112,14 @@ HostPool::Block HostPool::take(Bytes bytes) {
 
 std::string HostPool::why_full(Bytes length) const {
   const std::string taken = format_bytes(budget_->taken_);
-  if (!budget_->most_) {
+  const bool in_slabs = std::holds_alternative<Slabs>(source_);
+  const Bytes takes = in_slabs ? SlabBook::least_slab(length) : length;
+  if (!budget_->most_ || budget_->held() + takes <= *budget_->most_) {
     return fmt::format("host memory: the system refuses {} more, with {} taken; set a host budget to plan with less",
                        format_bytes(length), taken);
   }
   std::string piece;
-  if (std::holds_alternative<Slabs>(source_))
-    piece = fmt::format(" (as page-locked memory of {}, a power of two)", format_bytes(SlabBook::least_slab(length)));
+  if (in_slabs) piece = fmt::format(" (as page-locked memory of {}, a power of two)", format_bytes(takes));
   return fmt::format("host memory: {}{} do not fit into the host budget of {}, of which {} are taken; raise it",
                      format_bytes(length), piece, format_bytes(*budget_->most_), taken);
 }

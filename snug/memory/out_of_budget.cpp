@@ -74,8 +74,8 @@ std::string message(const OutOfBudget::Details& d) {
                                         format_bytes(d.requested), d.device.is_cpu() ? "" : " on " + d.device.str());
   const std::string taken = fmt::format("{} ({})", format_bytes(d.stats.allocated), memory::describe(d.stats.by_tag));
   const std::string blocks = "largest blocks: " + (largest.empty() ? "none" : largest);
-  if (!d.stats.limit) {
-    const bool too_much = d.machine && d.stats.mapped + d.requested > *d.machine;
+  const bool too_much = d.machine && d.requested > *d.machine;
+  if (!d.stats.limit || too_much) {
     return fmt::format("out of memory: {} while {} is taken, {}; {}; use a smaller batch{}", asked, taken,
                        too_much
                            ? fmt::format("and this process can have {} at most, with swap", format_bytes(*d.machine))

@@ -14,7 +14,7 @@
 
 namespace snug {
 
-/// An allocation would pass the limit, or without a limit what the machine has, and nothing was left to evict. The
+/// An allocation would pass the limit and nothing was left to evict, or it is larger than all memory and swap. The
 /// allocation did not happen; memory is as before, and the process can go on, with another budget or less work.
 class OutOfBudget : public Error {
  public:
