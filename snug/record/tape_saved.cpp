@@ -72,7 +72,10 @@ void Tape::bind(SavedTensor& saved) {
   }
   observers_.tell_recording(&TapeObserver::saved, *this, value);
   const c10::Storage storage = std::exchange(saved.storage, c10::Storage());
-  const bool is_elsewhere = saved.stands_for == StandsFor::Value && !flow().is_leaf(value) && !ledger().held(value);
+  // What the host writes unseen is memory of the CPU; elsewhere moved values would only wait for their copies.
+  const bool is_away = ledger().fetchable(value) && !values_.device(value).is_cpu();
+  const bool is_elsewhere =
+      saved.stands_for == StandsFor::Value && !flow().is_leaf(value) && !ledger().held(value) && !is_away;
   if (is_elsewhere && verified_.reads_when_saved(value)) {
     streams_.wait_for_all(values_.device(value));
     verified_.saved(value, saved.view, storage);

@@ -222,6 +222,8 @@ void ValueStore::count_writes_of(plan::ValueId value, const at::Tensor& tensor) 
 c10::Storage ValueStore::programs_storage(plan::ValueId value) const {
   const Value& v = at(value);
   if (v.copied && !ledger_.fetchable(value)) return {};  // a leaf that has been written since
+  // On an accelerator steps go by the plan's clock, and the host cannot have written what is elsewhere as well.
+  if (!v.device.is_cpu() && (v.storage || ledger_.fetchable(value))) return {};
   c10::Storage storage(v.identity.lock());
   const bool is_there =
       storage && static_cast<Bytes>(storage.nbytes()) == v.nbytes && in(storage.unsafeGetStorageImpl()) == value;

@@ -127,7 +127,7 @@ c10::Storage PackedTensor::contents() {
   // reads. Elsewhere there may be another copy of it, with the contents as they were recorded.
   if (c10::Storage storage = values.programs_storage(value)) {
     try {
-      if (values.ledger().cached(value) || values.ledger().fetchable(value)) (void)tape_->asked_for(value);
+      if (values.ledger().cached(value)) (void)tape_->asked_for(value);
     } catch (const Error&) {  // the other copy cannot be read, which nobody needs now
     }
     return storage;
