@@ -1,4 +1,4 @@
-"""What an object of the program is and has, without calling code of its class, which may compute or change something."""
+"""Inspects objects by their types, without calling methods of their classes, which may have side effects."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def is_of(value: Any, kinds: Any) -> bool:
-    """As isinstance, which believes mocks, proxies and others that claim another class."""
+    """Like isinstance, but ignores __class__, which mocks and proxies override."""
     return issubclass(type(value), kinds)
 
 

@@ -89,7 +89,7 @@ class WatchedIterator:
         self._iterator, self._before = iterator, position_of(iterator)
 
     def advanced(self) -> str | None:
-        """Returns what the step changed for good and how to avoid that, as part of an error message, or None if it changed nothing."""
+        """Returns the change that cannot be undone and its cure, for an error message, or None if there is no change."""
         if same_position(position_of(self._iterator), self._before):
             return None
         name = type(self._iterator).__name__

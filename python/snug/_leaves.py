@@ -41,8 +41,8 @@ class SavedLeaf:
 
     def __init__(self, tensor: torch.Tensor) -> None:
         hooks = [(name, getattr(tensor, name)) for name in _HOOKS]
-        # Not attributes: a callback that refers to this object would be a cycle, and torch.utils.swap_tensors refuses tensors
-        # that a weak reference is left of.
+        # The callback refers to this dictionary and not to self: a cycle would keep the weak reference alive until the next garbage
+        # collection, and torch.utils.swap_tensors refuses tensors with weak references.
         self._held: dict[str, Any] = {
             "data": tensor.detach(), "hooks": hooks, "contents": [dict(hooks or {}) for _, hooks in hooks],
         }

@@ -51,7 +51,7 @@ class WatchedSeeds:
         self._seeds, self._before = seeds, seeds.n_children_spawned
 
     def advanced(self) -> str | None:
-        """Returns what the step changed for good and how to avoid that, as part of an error message, or None if it changed nothing."""
+        """Returns the change that cannot be undone and its cure, for an error message, or None if there is no change."""
         if self._seeds.n_children_spawned == self._before:
             return None
         return (

@@ -51,8 +51,8 @@ class SavedContents:
         return list(self._kind.__iter__(self._container))
 
     def _without_removed(self, now: list[Any]) -> list[Any]:
-        """Returns the items without weak references that died and were removed, as weak containers do it: a dead reference that is
-        put back would never be removed."""
+        """Returns the items except dead weak references that were removed meanwhile, as weak containers do: restored, they would never
+        be removed."""
         parts_of: Callable[[Any], tuple[Any, ...]] = tuple if self._kind in _MAPPINGS else lambda item: (item,)
         there = {tuple(map(id, parts_of(item))) for item in now}
 
@@ -145,7 +145,7 @@ class SavedCache:
         held = [held for held in gc.get_referents(function) if type(held) is dict and held is not function.__dict__]
         self._entries = next((one for one in held if self._is_unbounded() or self._has_links(one)), {})
         self._before = dict(self._entries)
-        # A full cache uses the link of the entry that it drops for the next one.
+        # A full cache reuses the link of the evicted entry, so comparing links is not enough.
         self._held = self._now()
 
     @staticmethod
@@ -153,7 +153,7 @@ class SavedCache:
         return bool(entries) and all(type(link).__name__ == "_lru_list_elem" for link in entries.values())
 
     def _now(self) -> list[Any]:
-        """Keys and results, as the cache refers to them, and what it always refers to. Empty for an unbounded cache."""
+        """Returns the objects that a bounded cache refers to, keys and results among them. Empty for an unbounded cache."""
         return [] if self._is_unbounded() else gc.get_referents(self._function)
 
     def results(self) -> list[Any]:
@@ -172,7 +172,7 @@ class SavedCache:
         return sorted(map(id, self._now())) == sorted(map(id, self._held))  # a hit changes their order
 
     def advanced(self) -> str | None:
-        """Returns what the step changed for good and how to avoid that, as part of an error message, or None if it changed nothing."""
+        """Returns the change that cannot be undone and its cure, for an error message, or None if there is no change."""
         if not self._size or self._is_unbounded() or self._is_back():
             return None
         name = f"{self._function.__qualname__}()"

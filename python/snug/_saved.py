@@ -48,7 +48,7 @@ def refuse_hooks_around(who: str) -> None:
     if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
         raise UsageError(
             f"{who}: saved-tensor hooks (torch.autograd.graph.saved_tensors_hooks, save_on_cpu) are active around the step, and would "
-            "not be called for what it saves; enter them inside of the step, or leave them out and give host_budget, which offloads "
+            "not be called for what it saves; enter them inside the step, or remove them and pass host_budget, which offloads "
             "saved tensors to the host"
         )
 

@@ -84,11 +84,11 @@ class _World:
         self, parameters: list[tuple[str, torch.Tensor]], buffers: list[tuple[str, torch.Tensor]], step: Step, arguments: Arguments
     ) -> None:
         self.parameters, self.buffers = parameters, buffers
-        # Of all that a step may train, be it a part of the model or not.
+        # The step may also train leaves that are not parameters of the model.
         known = {id(p) for _, p in parameters}
         others = [tensor for tensor in LiveObjects().tensors if id(tensor) not in known and is_leaf_with_gradient(tensor)]
         self._gradients = [(p, p.grad) for _, p in parameters]
-        self._gradients_of_others = [(p, p.grad) for p in others]  # whose contents are undone with all that operators write
+        self._gradients_of_others = [(p, p.grad) for p in others]  # UndoneWrites restores their contents
         # A step may write parameters, too, as a layer does that initializes itself from its first batch.
         # Those that are streamed are not there.
         written = [p for _, p in parameters if unwrapped(p) is None and p.layout == torch.strided and p.data_ptr() != 0]

@@ -17,7 +17,7 @@ class SlabBook {
   using Id = std::int64_t;
   /// None: as much as there is.
   explicit SlabBook(std::optional<Bytes> budget = std::nullopt) : budget_(budget) {}
-  /// From now on; what is held already stays.
+  /// Applies to new slabs; existing slabs are kept.
   void set_budget(std::optional<Bytes> budget) noexcept { budget_ = budget; }
 
   struct Block {

@@ -109,7 +109,7 @@ class AcceleratorMemory final : public DeviceMemory {
   const c10::Device device_;
   const std::unique_ptr<Supply> supply_;
   const c10::DeleterFnPtr free_;
-  std::mutex limit_mutex_;    // the supply's limit and this one change together
+  std::mutex limit_mutex_;    // serializes set_limit()
   mutable std::mutex mutex_;  // nothing of the supply's is called under it
   Accounts accounts_{mutex_};
   std::unordered_map<const void*, Block> blocks_;

@@ -34,7 +34,8 @@ struct Ownership {
   std::shared_ptr<const TierRoom> room = nullptr;  ///< that they are written back to, where it is one
 };
 
-/// Nullptr for a storage whose contents are its own. For threads that know that nobody gives it an address meanwhile.
+/// Returns nullptr for a storage whose contents are its own. Call only while no other thread may call set_address() or
+/// take_contents_back() for the storage.
 const Ownership* ownership_of(const c10::StorageImpl& storage) noexcept;
 /// That of the tensor's storage; nullptr where its contents are its own, or their owner has them in no such room. For
 /// threads that know that nobody gives them away or changes them meanwhile.

@@ -6,7 +6,7 @@
 namespace snug::memory {
 namespace {
 
-/// Those that the calling thread is asking: it has their lock already, which one thread may not take twice.
+/// PressureHandlers whose ask() runs on this thread. It holds their mutex, and locking it again is undefined behavior.
 thread_local std::vector<const PressureHandlers*> t_asking;
 
 struct Asking {
@@ -41,7 +41,7 @@ void PressureHandlers::remove(PressureHandler* handler) {
 
 bool PressureHandlers::ask(Bytes bytes) {
   const std::shared_lock lock = lock_to_read();
-  const Asking asking(*this);  // an allocation inside a handler's frees asks again
+  const Asking asking(*this);  // an allocation in a handler may call ask() again
   for (const Patience patience : {Patience::None, Patience::AMoment}) {
     for (auto handler = handlers_.rbegin(); handler != handlers_.rend(); ++handler) {
       calls_ += patience == Patience::None ? 1 : 0;

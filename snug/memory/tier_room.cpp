@@ -52,7 +52,7 @@ TierRoom::TierRoom(Bytes bytes, c10::Device device, Tiers& tiers, Tier tier, con
       place_(place(bytes, device, tiers, tier, for_memory_at)) {}
 
 StreamMark TierRoom::write(const at::Tensor& contents) {
-  // From the first byte on: what is only queued must not be read before it is noted.
+  // Held until written_ is set: a read must wait for a write that is only queued.
   const std::lock_guard lock(guards_->marks);
   StreamMark written;
   try {

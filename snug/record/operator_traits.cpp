@@ -190,7 +190,7 @@ std::unique_ptr<OperatorTraits> read_traits(const c10::OperatorHandle& op) {
     const bool early = op.debug().find("torch/_library/custom_ops.py") != std::string::npos;
     traits->raises = early ? OperatorTraits::Raises::BeforeTheKernel : OperatorTraits::Raises::AfterTheKernel;
   } else if (traits->writes_any && traits->name.starts_with("aten::")) {
-    // What is made of other operators raises what those raise; kernels of optimizers and the like raise nothing.
+    // Composite operators call others, which may raise versions. Kernels such as fused optimizers raise none.
     const bool of_operators = op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd) ||
                               op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional) ||
                               op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);

@@ -349,7 +349,7 @@ Unrecorded::Unrecorded(const std::vector<at::Tensor>& written) {
   for (const at::Tensor& tensor : written) {
     if (!tensor.defined() || !tensor.has_storage()) continue;
     OperatorGate::tell_before_write(tensor);
-    // Most of a raw kernel's arguments are only read: no tape keeps more for them than for what it records.
+    // Finished tapes are not told: kernels only read most of their arguments, and each would be copied.
     if (tape) tape->written_elsewhere(tensor.storage().unsafeGetStorageImpl());
   }
 }

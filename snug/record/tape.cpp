@@ -98,10 +98,10 @@ void Tape::written_elsewhere(c10::StorageImpl* storage) {
     values_.gone(value);
     if (ledger().fetchable(value)) return values_.forget_storage(storage);
   }
-  // First, as it may find no memory: whoever writes may make room and try again.
-  if (flow().is_leaf(value)) values_.copy_leaf(value);
+  // First: if there is no memory for the copy, the program may free some and run the operator again.
+  if (flow().is_leaf(value)) values_.copy_before_write(value);
   const bool cannot_be_made_again = finished() && !flow().is_leaf(value) && !can_be_made_again(value);
-  if (cannot_be_made_again) values_.copy_leaf(value);
+  if (cannot_be_made_again) values_.copy_before_write(value);
   values_.forget_storage(storage);
   if (flow().is_leaf(value) || cannot_be_made_again) return;
   if (unsharded_.is_kept(value)) keep_what_is_made_of(value);

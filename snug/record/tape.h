@@ -95,7 +95,9 @@ class Tape {
   /// Marks the saved tensors that share bytes with `tensor`, which an operator has written, on this tape or on one that
   /// hides it (see SavedTensor::written).
   void note_written(const at::Tensor& tensor, Version version);
-  /// The same of a write that other tapes, or none, record, if the recording is over: it is about to happen.
+  /// For a finished tape: an operator that no tape or another one records is about to write `tensor` without raising
+  /// its version. Copies what replays need of it and marks saved tensors that share its bytes (note_written). Does
+  /// nothing while the tape records. Any thread.
   void about_to_be_written(const at::Tensor& tensor);
   /// The tape that this one hides while it records, or nullptr.
   void set_outer(Tape* outer) noexcept { outer_ = outer; }
@@ -165,8 +167,8 @@ class Tape {
   /// handler. Returns the bytes that it takes no more.
   Bytes evict(plan::ValueId value);
 
-  /// Keeps a reference to a tensor that a node got until the end of the pass: gradients are added up in a tensor that
-  /// nobody else refers to.
+  /// Keeps a reference to an unpacked tensor over the program's storage until the end of the backward pass. Otherwise
+  /// AccumulateGrad would take it as .grad if a node returned it, as nobody else refers to it.
   void hold_for_pass(int pass, at::Tensor tensor) { saved_.handed_out.emplace_back(pass, std::move(tensor)); }
   /// The end of a backward pass that ValueStore::enter_pass has begun.
   void leave_pass(int pass);

@@ -170,7 +170,7 @@ void Tape::prepare(PendingCall& pending, const c10::IValue* arguments) {
     values_.gone(w.before);
     if (unsharded_.is_kept(w.before)) keep_what_is_made_of(w.before);
     // Its contents from before may be needed again.
-    if (flow().is_leaf(w.before) && (!w.whole || values_.was_read(w.before))) values_.copy_leaf(w.before);
+    if (flow().is_leaf(w.before) && (!w.whole || values_.was_read(w.before))) values_.copy_before_write(w.before);
   }
   if (outer_ != nullptr) {
     for (const WrittenTensor& w : pending.lists.written)

@@ -72,13 +72,13 @@ void Tape::bind(SavedTensor& saved) {
   }
   observers_.tell_recording(&TapeObserver::saved, *this, value);
   const c10::Storage storage = std::exchange(saved.storage, c10::Storage());
-  // What the host writes unseen is memory of the CPU; elsewhere moved values would only wait for their copies.
-  const bool is_away = ledger().fetchable(value) && !values_.device(value).is_cpu();
-  const bool is_elsewhere =
-      saved.stands_for == StandsFor::Value && !flow().is_leaf(value) && !ledger().held(value) && !is_away;
-  if (is_elsewhere && verified_.reads_when_saved(value)) {
-    streams_.wait_for_all(values_.device(value));
+  if (saved.stands_for != StandsFor::Value || flow().is_leaf(value) || ledger().held(value)) return;
+  // NumPy and the like write only the CPU's memory; elsewhere each look at the contents is a wait.
+  if (values_.device(value).is_cpu() && verified_.reads_when_saved(value)) {
     verified_.saved(value, saved.view, storage);
+  } else if (!ledger().fetchable(value) && verified_.remembers(value)) {
+    streams_.wait_for_all(values_.device(value));
+    verified_.remember(value, storage);
   }
 }
 
@@ -140,7 +140,7 @@ at::Tensor Tape::hand_out(SavedTensor& saved, const c10::Storage& storage) {
   return tensor;
 }
 
-/// Once the recording is over; holds leaves again that it takes, where the program still has them.
+/// Whether replays can recompute the value of a finished tape. Takes absent leaves from the program where it has them.
 bool Tape::can_be_made_again(plan::ValueId value) {
   for (plan::ValueId leaf = 0; leaf < value; ++leaf) {
     if (flow().is_leaf(leaf) && !ledger().at_hand(leaf) && !lookup_.written_since(leaf)) values_.hold_again(leaf);

@@ -175,7 +175,7 @@ bool ValueStore::do_without(plan::ValueId value) {
   if (ledger_.resident(value)) ledger_.evict(value);
   ledger_.give_up(value);
   moved_.forget(value);
-  at(value).copied = false;  // a result
+  at(value).copied = false;
   return true;
 }
 
@@ -201,7 +201,7 @@ c10::Storage ValueStore::fetch(plan::ValueId value) {
   return std::move(arriving.storage);
 }
 
-void ValueStore::copy_leaf(plan::ValueId value) {
+void ValueStore::copy_before_write(plan::ValueId value) {
   Value& v = at(value);
   if (v.copied || !v.storage) return;
   const at::AutoDispatchBelowADInplaceOrView below;
@@ -221,8 +221,8 @@ void ValueStore::count_writes_of(plan::ValueId value, const at::Tensor& tensor) 
 
 c10::Storage ValueStore::programs_storage(plan::ValueId value) const {
   const Value& v = at(value);
-  if (v.copied && !ledger_.fetchable(value)) return {};  // a leaf that has been written since
-  // On an accelerator steps go by the plan's clock, and the host cannot have written what is elsewhere as well.
+  if (v.copied && !ledger_.fetchable(value)) return {};  // overwritten since it was copied
+  // NumPy and the like cannot write an accelerator's memory; there the step fetches and recomputes as planned.
   if (!v.device.is_cpu() && (v.storage || ledger_.fetchable(value))) return {};
   c10::Storage storage(v.identity.lock());
   const bool is_there =

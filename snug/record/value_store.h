@@ -135,9 +135,9 @@ class ValueStore {
   /// Moved contents cannot be read: the value is held where they are still in its storage, or else is absent, and made
   /// again. False, where it can be neither.
   [[nodiscard]] bool do_without(plan::ValueId value);
-  /// A held leaf that is about to be written keeps its contents in a copy. May find no memory: then nothing has
-  /// changed.
-  void copy_leaf(plan::ValueId leaf);
+  /// Copies a held value whose storage the program is about to write. Throws OutOfBudget if there is no memory for the
+  /// copy; then nothing has changed.
+  void copy_before_write(plan::ValueId value);
   /// Drops what can be made again or fetched (see Ledger::evictable).
   void evict(plan::ValueId value) { ledger_.evict(value); }
   /// Bytes of its device's memory that an absent value's compressed contents take, if they may go (see give_up).
@@ -167,8 +167,9 @@ class ValueStore {
   }
   /// Holds an absent leaf again that the program still has; false where that has gone.
   bool hold_again(plan::ValueId leaf);
-  /// The storage that the value was made in, wherever else its contents are as well: what plain autograd would read.
-  /// Undefined where it has gone, has been resized, or has another value by a recorded write.
+  /// The program's storage of the value, which plain autograd would read, even if there is another copy of the
+  /// contents. Undefined if it was freed, resized, or overwritten by a recorded operator. On accelerators only for
+  /// absent values.
   [[nodiscard]] c10::Storage programs_storage(plan::ValueId value) const;
 
   /// Results that are held as the program has them.
@@ -229,7 +230,7 @@ class ValueStore {
     Bytes nbytes = 0;
     c10::Device device{c10::kCPU};
     bool leaf = false;
-    bool copied = false;  // a leaf
+    bool copied = false;  // the contents are in a copy, or were offloaded
     bool unfilled = false;
     bool all_written = false;
     bool was_there = false;

@@ -73,23 +73,21 @@ void VerifiedContents::remember(plan::ValueId value, const c10::Storage& storage
 }
 
 void VerifiedContents::saved(plan::ValueId value, const View& view, const c10::Storage& storage) {
-  if (remembers(value)) remember(value, storage);
-  if (!compares(value)) return;
   const Verified& verified = verified_.find(value)->second;
   const auto shown = std::ranges::find(verified.shown, key_of(value, verified.chain, view), &Shown::key);
-  if (shown == verified.shown.end()) return;
-  const auto* const then = std::get_if<Remembered>(&shown->contents);
-  if (then == nullptr) return;
-  const auto difference = then->difference(calls_.geometry().tensor(view, storage));
-  if (!difference) return;
-  differed_ = true;
-  const plan::OpId producer = values_.flow().producer(value);
-  throw Error(
-      fmt::format("verify_replay: the result of {} was saved for backward twice, and written in between in a way that "
-                  "its version does "
-                  "not tell, as NumPy, ctypes or a compiled kernel does: the first difference is in {}; keep it: "
-                  "snug.Region(snug.Selective(keep=[\"{}\"])), or give what writes a clone",
-                  calls_.describe(producer), *difference, calls_.call(producer).traits->name));
+  const auto* const then = shown != verified.shown.end() ? std::get_if<Remembered>(&shown->contents) : nullptr;
+  if (then != nullptr) {
+    if (const auto difference = then->difference(calls_.geometry().tensor(view, storage))) {
+      differed_ = true;
+      const Call& call = calls_.call(values_.flow().producer(value));
+      throw Error(fmt::format(
+          "verify_replay: a result of {} was saved for backward twice and written in between without a new version, as "
+          "NumPy, ctypes or a compiled kernel does; the first difference is in {}; keep the result: "
+          "snug.Region(snug.Selective(keep=[\"{}\"])), or write to a clone",
+          calls_.describe(values_.flow().producer(value)), *difference, call.traits->name));
+    }
+  }
+  remember(value, storage);
 }
 
 /// The operators that the value was recomputed with and that may be to blame.

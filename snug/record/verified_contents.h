@@ -38,9 +38,9 @@ class VerifiedContents {
   void note(plan::ValueId value, const View& view);
   /// The value is about to be dropped, which is in this storage.
   void remember(plan::ValueId value, const c10::Storage& storage);
-  /// A saved tensor shows the value, which is in this storage, and which backward will read from elsewhere: remembers
-  /// the contents, or compares them with what another saved tensor showed in the same way. Throws Error where something
-  /// has written in between that no version tells of: whatever backward reads, one of them would be wrong.
+  /// Autograd saves `view` of a value in `storage` that backward will recompute or fetch. Remembers the contents, or
+  /// compares them with those at an earlier save of the same view. Throws Error if they differ: something wrote in
+  /// between without a new version. Only if reads_when_saved().
   void saved(plan::ValueId value, const View& view, const c10::Storage& storage);
   /// Whether saved() reads the contents.
   [[nodiscard]] bool reads_when_saved(plan::ValueId value) const { return remembers(value) || compares(value); }

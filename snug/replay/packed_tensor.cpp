@@ -123,12 +123,12 @@ c10::Storage PackedTensor::contents() {
     tape_->streams().enter(values.device(value));
     return values.images().contents(value);
   }
-  // Where the program still has it, dropping it has freed nothing; and what is written there unseen, plain autograd
-  // reads. Elsewhere there may be another copy of it, with the contents as they were recorded.
+  // If the program still has the storage, use it: dropping the value freed nothing, and plain autograd would read
+  // writes that were not recorded, which a replay or a moved copy does not have.
   if (c10::Storage storage = values.programs_storage(value)) {
     try {
       if (values.ledger().cached(value)) (void)tape_->asked_for(value);
-    } catch (const Error&) {  // the other copy cannot be read, which nobody needs now
+    } catch (const Error&) {  // a moved copy cannot be read, and is not needed
     }
     return storage;
   }

@@ -187,13 +187,13 @@ TEST_F(Values, ThatTheDiskLosesAreHeldOrMadeAgainWhereTheyCanBe) {
 TEST_F(Values, OfALeafThatIsCopiedAreWhatTheyWere) {
   const ValueId leaf = values.add_leaf(x.storage());
   const at::Tensor before = x.clone();
-  values.copy_leaf(leaf);
-  expect_agreement("copy_leaf");
+  values.copy_before_write(leaf);
+  expect_agreement("copy_before_write");
   EXPECT_TRUE(values.copied(leaf));
   x.zero_();
   EXPECT_TRUE(holds(values.storage(leaf), before));
   const void* copy = values.storage(leaf).data();
-  values.copy_leaf(leaf);
+  values.copy_before_write(leaf);
   EXPECT_EQ(values.storage(leaf).data(), copy) << "once";
 }
 
