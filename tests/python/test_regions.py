@@ -424,7 +424,7 @@ def test_hooks_around_a_session_are_an_error(around):
         return torch.autograd.graph.saved_tensors_hooks(lambda t: t.bfloat16(), lambda t: t.float())
 
     with snug.fit(step, x, "100%") as session:
-        with bf16(), pytest.raises(snug.UsageError, match="enter them inside of the step"):
+        with bf16(), pytest.raises(snug.UsageError, match="enter them inside the step"):
             snug.fit(step, x, "100%") if around == "fit" else session(x)
         session(x)
     assert w.grad is not None
