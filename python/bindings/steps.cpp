@@ -282,7 +282,10 @@ void bind_kinds(py::module_& m) {
       .def(
           "plan",
           [](const Kinds& k, std::optional<Bytes> budget, const NamedBudgets& others) {
-            return replay::plan_all(k.all, replay::budgets_of(budget_of(budget), budgets_of(others))).front();
+            std::vector<plan::MemoryPlan> plans =
+                replay::plan_all(k.all, replay::budgets_of(budget_of(budget), budgets_of(others)));
+            plan::StepGraph graph = replay::graph_under(k.all, plans);
+            return std::pair(std::move(graph), std::move(plans.front()));
           },
           NoGil(), py::arg("budget"), py::arg("others"));
 }

@@ -69,6 +69,7 @@ def plan(
     started = time.perf_counter()
     fitted = Fitted(step, sample, budget, options)
     kinds = fitted.kinds
-    made = Plan(kinds.graph, kinds.planner, kinds.plan(fitted.budget, fitted.other_budgets), kinds.floor)
+    graph, chosen = kinds.plan(fitted.budget, fitted.other_budgets)
+    made = Plan(graph, kinds.planner, chosen, kinds.floor)
     log_plan("plan", made, time.perf_counter() - started)
     return made

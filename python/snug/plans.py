@@ -155,7 +155,7 @@ class Plan:
         return self._graph.operators
 
     def lower_bound(self) -> tuple[int, float]:
-        """Returns bounds that no plan can be below.
+        """Returns bounds that no plan can be below, of several kinds of micro-batches whatever the plans of the others are.
 
         Returns:
             Bytes of the peak, for any budget, and seconds of the step, for this budget (infinite if none fits).
@@ -176,7 +176,8 @@ class Plan:
         return _core.timeline(self._graph, self._plan)
 
     def curve(self, points: int = 16) -> list[tuple[int, float]]:
-        """Returns the predicted seconds of a step for other budgets.
+        """Returns the predicted seconds of a step for other budgets. Of several kinds of micro-batches: of this kind, with the
+        others as they are planned now.
 
         Args:
             points: The number of budgets, from the unplanned peak to the smallest.

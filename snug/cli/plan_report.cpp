@@ -35,7 +35,7 @@ PlanReport report_on(std::vector<replay::PlannedStep> kinds, std::optional<plan:
   report.whole_step_seconds =
       window.cost.seconds + kinds.front().step.graph.update_seconds +
       train::whole_step_seconds(kinds, micro_batches, [&](std::size_t i) { return plans[i].predicted_seconds; });
-  plan::StepGraph& graph = kinds.front().step.graph;
+  plan::StepGraph graph = replay::graph_under(kinds, plans);
   report.bound = plan::lower_bound(graph, budget ? budget->for_blocks() : report.plan.predicted_peak);
   report.bound.peak -= window.spare;
   report.floor = train::smallest_budget(kinds, window);

@@ -24,8 +24,9 @@ Bytes static_bytes(const DoesNotFit::Floor& floor) {
 std::string share_that_fits(const DoesNotFit::Floor& floor) {
   if (floor.unplanned_peak == 0) return {};
   const auto least = static_cast<double>(floor.step_bytes + static_bytes(floor));
-  return fmt::format(", {}% of what the step takes unplanned",
-                     std::ceil(100.0 * least / static_cast<double>(floor.unplanned_peak)));
+  const double percent = std::ceil(100.0 * least / static_cast<double>(floor.unplanned_peak));
+  if (percent > 100) return {};  // no budget that can be given
+  return fmt::format(", {}% of what the step takes unplanned", percent);
 }
 
 /// What was there before the step does not get smaller with it, but for batches.

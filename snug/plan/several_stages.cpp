@@ -7,10 +7,12 @@
 #include <optional>
 #include <utility>
 
+#include "snug/plan/bound/unavoidable.h"
 #include "snug/plan/does_not_fit.h"
 #include "snug/plan/run/in_flight.h"
 #include "snug/plan/run/presets.h"
 #include "snug/plan/run/simulator.h"
+#include "snug/plan/step/legal_actions.h"
 
 namespace snug::plan {
 namespace {
@@ -78,9 +80,12 @@ std::size_t highest(const std::vector<MemoryPlan>& plans) {
 }  // namespace
 
 void set_others_held(const std::vector<StepGraph*>& graphs, const std::vector<MemoryPlan>& plans) {
-  std::map<std::uint64_t, Bytes> held;  // by one of each kind
-  for (std::size_t i = 0; i < graphs.size(); ++i)
-    held[graphs[i]->fingerprint()] = held_in_between(*graphs[i], plans[i]);
+  std::map<std::uint64_t, Bytes> held, least;  // by one of each kind, under these plans and under any
+  for (std::size_t i = 0; i < graphs.size(); ++i) {
+    const std::uint64_t kind = graphs[i]->fingerprint();
+    held[kind] = held_in_between(*graphs[i], plans[i]);
+    least[kind] = unavoidable_in_between(*graphs[i]);
+  }
   for (StepGraph* const graph : graphs) {
     const auto by_all = [&](const std::vector<InFlight>& at_once) {
       Bytes bytes = 0;
@@ -91,7 +96,20 @@ void set_others_held(const std::vector<StepGraph*>& graphs, const std::vector<Me
     for (const StepGraph* const one : graphs) whole.push_back({one->fingerprint(), one->in_flight});
     Bytes most = graph->in_flight_with.empty() ? by_all(whole) : 0;
     for (const std::vector<InFlight>& at_once : graph->in_flight_with) most = std::max(most, by_all(at_once));
-    graph->others_held = std::max<Bytes>(most - graph->in_flight * held[graph->fingerprint()], 0);
+    const std::uint64_t own = graph->fingerprint();
+    graph->others_held = std::max<Bytes>(most - graph->in_flight * held[own], 0);
+    // Only where as many of its own are in flight as are counted apart from the others'.
+    graph->others_least = 0;
+    const auto note_least = [&](const std::vector<InFlight>& at_once) {
+      Bytes bytes = 0;
+      for (const auto& [kind, count] : at_once) {
+        if (kind == own && count < graph->in_flight) return;
+        if (kind != own) bytes += count * least[kind];
+      }
+      graph->others_least = std::max(graph->others_least, std::min(bytes, graph->others_held));
+    };
+    if (graph->in_flight_with.empty()) note_least(whole);
+    for (const std::vector<InFlight>& at_once : graph->in_flight_with) note_least(at_once);
   }
 }
 
@@ -99,6 +117,24 @@ void keep_everything(const std::vector<StepGraph*>& graphs) {
   std::vector<MemoryPlan> plans;
   for (const StepGraph* const graph : graphs) plans.push_back(plan_none(*graph));
   set_others_held(graphs, plans);
+}
+
+void divide_tiers(const std::vector<StepGraph*>& graphs) {
+  std::vector<double> weights;
+  double all = 0;
+  for (const StepGraph* const graph : graphs) {
+    double bytes = 0;
+    for (ValueId v = 0; v < graph->flow.values(); ++v)
+      bytes += may_move(*graph, v) ? static_cast<double>(graph->step_bytes(v)) : 0;
+    weights.push_back(bytes * graph->in_flight);
+    all += weights.back();
+  }
+  for (std::size_t i = 0; i < graphs.size(); ++i) {
+    const double share = all > 0 ? weights[i] / all : 1 / static_cast<double>(graphs.size());
+    for (std::optional<MoveCost>* const tier : {&graphs[i]->moves.host, &graphs[i]->moves.disk}) {
+      if (*tier && (*tier)->budget) (*tier)->budget = static_cast<Bytes>(share * static_cast<double>(*(*tier)->budget));
+    }
+  }
 }
 
 std::vector<MemoryPlan> plan_stages(const std::vector<StageSteps>& stages, const Budgets& budgets) {

@@ -67,6 +67,11 @@ std::vector<PlannedStep> planned_by(std::vector<RecordedStep> kinds, const First
   kinds = each_a_kind(std::move(kinds));
   for (std::size_t device = 0; !kinds.empty() && device < kinds.front().passing.size(); ++device)
     count_state(kinds, device);
+  std::vector<plan::StepGraph*> in_flight;
+  for (RecordedStep& kind : kinds) {
+    if (kind.kind == StepKind::MicroBatch) in_flight.push_back(&kind.graph);
+  }
+  if (in_flight.size() > 1) plan::divide_tiers(in_flight);
   const bool once = all_plan_the_same(kinds, strategy, group);
   const auto planner_of = [&](const plan::StepGraph& graph, const auto& by) {
     if constexpr (std::is_convertible_v<decltype(by), std::string_view>) {
@@ -163,6 +168,21 @@ std::vector<plan::MemoryPlan> plan_all(const std::vector<PlannedStep>& kinds, co
   DoesNotFit::Floor floor = refusal->floor();
   if (floor.device.empty()) floor.unplanned_peak = unplanned_peak(kinds);
   throw DoesNotFit(std::move(floor));
+}
+
+plan::StepGraph graph_under(const std::vector<PlannedStep>& kinds, const std::vector<plan::MemoryPlan>& plans) {
+  std::vector<plan::StepGraph> graphs;
+  std::vector<plan::MemoryPlan> of_graphs;
+  for (std::size_t i = 0; i < kinds.size(); ++i) {
+    if (kinds[i].step.kind != StepKind::MicroBatch) continue;
+    graphs.push_back(kinds[i].step.graph);
+    of_graphs.push_back(plans[i]);
+  }
+  if (graphs.size() < 2 || kinds.front().step.kind != StepKind::MicroBatch) return kinds.front().step.graph;
+  std::vector<plan::StepGraph*> all;
+  for (plan::StepGraph& graph : graphs) all.push_back(&graph);
+  plan::set_others_held(all, of_graphs);
+  return std::move(graphs.front());
 }
 
 Bytes unplanned_peak(const std::vector<PlannedStep>& kinds) {

@@ -33,6 +33,10 @@ std::vector<PlannedStep> planned(std::vector<RecordedStep> kinds, const plan::Me
 /// Their plans, in the same order. Throws DoesNotFit when one of them does not fit, with the highest floor of those.
 std::vector<plan::MemoryPlan> plan_all(const std::vector<PlannedStep>& kinds, const plan::Budgets& budgets);
 
+/// The first one's graph, of several kinds of micro-batches with what the others hold under these plans (plan_all's):
+/// all that is said of the first plan, such as its timeline and bounds, is of this graph.
+plan::StepGraph graph_under(const std::vector<PlannedStep>& kinds, const std::vector<plan::MemoryPlan>& plans);
+
 /// The smallest budget that all of them have plans for.
 Bytes smallest_budget(const std::vector<PlannedStep>& kinds);
 

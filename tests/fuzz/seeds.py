@@ -41,6 +41,10 @@ def plan(folder):
     here = pathlib.Path(__file__).parent
     for path in sorted((here / "plan").glob("*.json")):
         (folder / path.name).write_bytes(path.read_bytes())
+    staged = json.loads((here / "plan" / "plan.json").read_text())
+    staged["actions"] = staged["actions"].replace("r", "m").replace("kk", "zi", 3)
+    staged["staging"] = {"leaving_bytes": 1024, "arriving_bytes": 2048, "first_fetch": 1, "fetch_order": [30, 17, 3]}
+    (folder / "staged.json").write_text(json.dumps(staged))
 
 
 if __name__ == "__main__":

@@ -135,6 +135,35 @@ TEST(TradeOff, IsTheBestOfAllPlansOfASmallStep) {
   EXPECT_GT(plans, 1'000'000U);
 }
 
+TEST(CountPlans, IsTheNumberOfAllPlans) {
+  int graphs = 0;
+  for (std::uint64_t seed = 0; graphs < 50; ++seed) {
+    const StepGraph graph = synthetic::random_graph(seed, 1 + static_cast<int>(seed % 5));
+    const std::int64_t count = count_plans(graph, 20'000);
+    if (count == 20'000) continue;
+    ++graphs;
+    EXPECT_EQ(std::ssize(every_plan(graph)), count) << "seed " << seed;
+    EXPECT_EQ(count_plans(graph, count), count);
+    EXPECT_EQ(count_plans(graph, count - 1), count - 1);
+  }
+}
+
+TEST(CountPlans, MakesNoneOfThem) {
+  for (const int ops : {8, 2'000'000}) {
+    synthetic::GraphBuilder g;
+    ValueId v = g.leaf();
+    for (int i = 0; i < ops; ++i) v = g.op("a", {v}, 1);
+    const StepGraph graph = g.take();
+    // Nestings of 8 operators alone are 1,095,424: seconds and hundreds of megabytes where they are made.
+    EXPECT_EQ(count_plans(graph, 1 << 20), 1 << 20);
+  }
+  synthetic::GraphBuilder g;
+  ValueId v = g.leaf();
+  for (int i = 0; i < 8; ++i) v = g.op("a", {v}, 1);
+  for (ValueInfo& value : g.graph().values) value.must = Must::Keep;
+  EXPECT_EQ(count_plans(g.take(), 1 << 30), 1'095'424);
+}
+
 TEST(TradeOff, IsTheBestOfAllPlansThatMoveOrRecompute) {
   int graphs = 0, points = 0, moving = 0, recomputing = 0;
   for (std::uint64_t seed = 0; graphs < 400; ++seed) {

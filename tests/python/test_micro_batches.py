@@ -103,3 +103,26 @@ def test_a_leaf_that_the_step_makes_between_two_of_them_is_not_kept():
             first.zero_grad()
             second.zero_grad()
     assert len(made) == 3 and all(leaf() is None for leaf in made)
+
+
+def test_what_a_plan_says_of_one_of_several_kinds_is_of_the_plan():
+    torch.manual_seed(0)
+    small, large = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.Tanh(), torch.nn.Linear(256, 1)), torch.nn.Sequential(
+        torch.nn.Linear(64, 512), torch.nn.Tanh(), torch.nn.Linear(512, 512), torch.nn.Tanh(), torch.nn.Linear(512, 1)
+    )
+    x = torch.randn(2048, 64)
+
+    def step(batch):
+        with snug.micro_batch():
+            first = small(batch).square().mean()
+        with snug.micro_batch():
+            second = large(batch).square().mean()
+        second.backward()
+        first.backward()
+        return (first + second).detach()
+
+    floor = snug.plan(step, x).floor
+    plan = snug.plan(step, x, floor + (1 << 20))
+    peak, seconds = plan.lower_bound()
+    assert max(plan.timeline()) == plan.predicted_peak
+    assert peak <= plan.predicted_peak and seconds <= plan.predicted_seconds

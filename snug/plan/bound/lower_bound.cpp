@@ -174,6 +174,11 @@ double with_second_moment(const StepGraph& graph, const std::vector<TightMoment>
 Bytes lower_bound_of_peak(const StepGraph& graph) { return highest(graph, unavoidable_bytes(graph)); }
 
 LowerBound lower_bound(const StepGraph& graph, Bytes peak) {
+  if (graph.others_held != graph.others_least) {
+    StepGraph with_least = graph;
+    with_least.others_held = graph.others_least;
+    return lower_bound(with_least, peak);
+  }
   const std::vector<Bytes> unavoidable = unavoidable_bytes(graph);
   LowerBound bound;
   bound.peak = highest(graph, unavoidable);
@@ -216,7 +221,8 @@ double optimality_gap(double plan_seconds, double bound_seconds, double unplanne
   const double plan = plan_seconds - unplanned_seconds;
   const double bound = bound_seconds - unplanned_seconds;
   if (plan <= 0) return 0;
-  return bound > 0 ? plan / bound - 1 : std::numeric_limits<double>::infinity();
+  return bound > 0 && bound_seconds < std::numeric_limits<double>::infinity() ? plan / bound - 1
+                                                                              : std::numeric_limits<double>::infinity();
 }
 
 }  // namespace snug::plan

@@ -33,18 +33,20 @@ struct Touched : StepVisitor {
   const StepGraph& graph_;
 };
 
-}  // namespace
+struct Unavoidable {
+  std::vector<Bytes> by_event;  // of one micro-batch
+  Bytes in_between = 0;
+};
 
-std::vector<Bytes> unavoidable_bytes(const StepGraph& graph) {
+Unavoidable of_one(const StepGraph& graph) {
   std::vector<char> counted(graph.values.size(), 0);
-  std::vector<Bytes> result;
-  result.reserve(graph.events.size());
+  Unavoidable result;
+  result.by_event.reserve(graph.events.size());
   Touched touched(graph);
   Bytes of_values = 0;
   const std::size_t turn = graph.turn_event();
-  Bytes held = 0;
   for (StepWalk walk(graph); !walk.at_end();) {
-    if (walk.position() == turn) held = walk.unowned() + of_values - graph.static_bytes;
+    if (walk.position() == turn) result.in_between = walk.unowned() + of_values - graph.static_bytes;
     const Bytes before = walk.unowned() + of_values;
     touched.clear();
     walk.step(touched);
@@ -55,12 +57,22 @@ std::vector<Bytes> unavoidable_bytes(const StepGraph& graph) {
       if (counts != (counted[at(v)] != 0)) of_values += counts ? graph.step_bytes(v) : -graph.step_bytes(v);
       counted[at(v)] = counts;
     }
-    result.push_back(std::max(before + touched.transient, walk.unowned() + of_values));
+    result.by_event.push_back(std::max(before + touched.transient, walk.unowned() + of_values));
   }
-  const Bytes of_others = (graph.in_flight - 1) * held + graph.others_held;
+  return result;
+}
+
+}  // namespace
+
+std::vector<Bytes> unavoidable_bytes(const StepGraph& graph) {
+  Unavoidable all = of_one(graph);
+  std::vector<Bytes> result = std::move(all.by_event);
+  const Bytes of_others = (graph.in_flight - 1) * all.in_between + graph.others_held;
   const std::size_t over = std::min(of_others != 0 ? graph.backward_end() : 0, result.size());
   for (std::size_t i = 0; i < over; ++i) result[i] += of_others;
   return result;
 }
+
+Bytes unavoidable_in_between(const StepGraph& graph) { return of_one(graph).in_between; }
 
 }  // namespace snug::plan

@@ -12,4 +12,8 @@ namespace snug::plan {
 /// takes. By position in StepGraph::events. Its maximum is a lower bound on the peak of every plan.
 std::vector<Bytes> unavoidable_bytes(const StepGraph& graph);
 
+/// What one micro-batch holds between its forward and its backward pass whatever its plan is, above the static bytes.
+/// At most held_in_between() of any plan.
+Bytes unavoidable_in_between(const StepGraph& graph);
+
 }  // namespace snug::plan

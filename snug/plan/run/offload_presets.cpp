@@ -50,10 +50,13 @@ MemoryPlan moving(const StepGraph& graph, MemoryPlan plan, const std::vector<Val
   return plan;
 }
 
-/// Which of the ranges the operator is in; -1: none.
-std::ptrdiff_t range_of(const std::vector<SegmentRange>& ranges, OpId op) {
-  const auto found = std::ranges::find_if(ranges, [&](const SegmentRange& r) { return r.begin <= op && op < r.end; });
-  return found == ranges.end() ? -1 : found - ranges.begin();
+/// By operator, which of the ranges it is in, the first of several; -1: none.
+std::vector<std::ptrdiff_t> range_by_op(const StepGraph& graph, const std::vector<SegmentRange>& ranges) {
+  std::vector<std::ptrdiff_t> found(graph.ops.size(), -1);
+  for (std::size_t i = ranges.size(); i-- > 0;) {
+    for (OpId op = ranges[i].begin; op < ranges[i].end; ++op) found[at(op)] = static_cast<std::ptrdiff_t>(i);
+  }
+  return found;
 }
 
 }  // namespace
@@ -82,10 +85,11 @@ MemoryPlan plan_offloaded_blocks(const StepGraph& graph, int kept) {
   // What one block alone reads that another one made, or what is in front of them: masks, say, are of all.
   constexpr std::ptrdiff_t kNobody = -1, kSeveral = -2;
   std::vector<std::ptrdiff_t> reader(graph.values.size(), kNobody);
+  const std::vector<std::ptrdiff_t> block_of = range_by_op(graph, blocks);
   for (OpId op = 0; op < graph.flow.ops(); ++op) {
     for (const ValueId v : graph.flow.inputs(op)) {
-      const std::ptrdiff_t block = range_of(blocks, op);
-      if (graph.flow.is_leaf(v) || block == range_of(blocks, graph.flow.producer(v))) continue;
+      const std::ptrdiff_t block = block_of[at(op)];
+      if (graph.flow.is_leaf(v) || block == block_of[at(graph.flow.producer(v))]) continue;
       reader[at(v)] = reader[at(v)] == kNobody || reader[at(v)] == block ? block : kSeveral;
     }
   }
@@ -99,7 +103,8 @@ MemoryPlan plan_offloaded_blocks(const StepGraph& graph, int kept) {
 
 MemoryPlan plan_offloaded_modules(const StepGraph& graph, std::span<const std::string> names) {
   const std::vector<SegmentRange> calls = calls_of_modules(graph, names);
-  const auto inside = [&](OpId op) { return op != kNoOp && range_of(calls, op) >= 0; };
+  const std::vector<std::ptrdiff_t> call_of = range_by_op(graph, calls);
+  const auto inside = [&](OpId op) { return op != kNoOp && call_of[at(op)] >= 0; };
   std::vector<ValueId> values;
   for (const auto& [value, times, last, next] : saves_between_operators(graph.events)) {
     const bool next_reads = times_read(graph.flow, next, value) > 0;

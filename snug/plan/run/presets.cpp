@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <limits>
 #include <set>
 #include <utility>
@@ -66,15 +67,16 @@ MemoryPlan finished(const StepGraph& graph, MemoryPlan plan, std::string strateg
 
 int count(const std::vector<SegmentRange>& blocks) { return static_cast<int>(blocks.size()); }
 
-/// The blocks; throws when there are none, or `argument` is not in 1 .. their number.
-std::vector<SegmentRange> blocks_for(const StepGraph& graph, const char* strategy, const char* name, int argument) {
-  std::vector<SegmentRange> blocks = repeated_blocks(graph);
+/// The repeated blocks of a step.
+using Blocks = std::vector<SegmentRange>;
+
+/// Throws when there are none, or `argument` is not in 1 .. their number.
+void check_blocks(const Blocks& blocks, const char* strategy, const char* name, int argument) {
   if (blocks.empty()) throw UsageError(fmt::format("plan: {}: the step has no repeated blocks", strategy));
   if (argument < 1 || argument > count(blocks)) {
     throw UsageError(fmt::format("plan: {}: {} is {}; it must be from 1 to {}, the number of blocks", strategy, name,
                                  argument, blocks.size()));
   }
-  return blocks;
 }
 
 /// Blocks in groups of `size`, the last may be shorter.
@@ -134,18 +136,19 @@ MemoryPlan plan_segments(const StepGraph& graph, std::span<const SegmentRange> s
   return finished(graph, drop_inside(graph, segments), "segments");
 }
 
-MemoryPlan plan_every_block(const StepGraph& graph) {
-  return finished(graph, drop_inside(graph, repeated_blocks(graph)), "every_block");
+namespace {
+
+MemoryPlan every_block(const StepGraph& graph, const Blocks& blocks) {
+  return finished(graph, drop_inside(graph, blocks), "every_block");
 }
 
-MemoryPlan plan_chen_sqrt(const StepGraph& graph) {
-  const std::vector<SegmentRange> blocks = repeated_blocks(graph);
+MemoryPlan chen_sqrt(const StepGraph& graph, const Blocks& blocks) {
   const int size = std::max(1, static_cast<int>(std::lround(std::sqrt(static_cast<double>(blocks.size())))));
   return finished(graph, drop_inside(graph, grouped(blocks, size)), "chen_sqrt");
 }
 
-MemoryPlan plan_sequential(const StepGraph& graph, int segments) {
-  const auto blocks = blocks_for(graph, "sequential", "segments", segments);
+MemoryPlan sequential(const StepGraph& graph, const Blocks& blocks, int segments) {
+  check_blocks(blocks, "sequential", "segments", segments);
   const int size = count(blocks) / segments;
   std::vector<SegmentRange> ranges;
   for (int i = 0; i + 1 < segments; ++i) {
@@ -154,8 +157,46 @@ MemoryPlan plan_sequential(const StepGraph& graph, int segments) {
   return finished(graph, drop_inside(graph, ranges), fmt::format("sequential({})", segments));
 }
 
+MemoryPlan revolve(const StepGraph& graph, const Blocks& blocks, int checkpoints) {
+  check_blocks(blocks, "revolve", "checkpoints", checkpoints);
+  std::vector<SegmentRange> ranges;
+  for (const SegmentRange& range : revolve_segments(count(blocks), checkpoints)) {
+    ranges.push_back({blocks[at(range.begin)].begin, blocks[at(range.end - 1)].end});
+  }
+  return finished(graph, drop_inside(graph, ranges), fmt::format("revolve({})", checkpoints));
+}
+
+MemoryPlan full_uniform(const StepGraph& graph, const Blocks& blocks, int layers) {
+  check_blocks(blocks, "full_uniform", "layers", layers);
+  return finished(graph, drop_inside(graph, grouped(blocks, layers)), fmt::format("full_uniform({})", layers));
+}
+
+MemoryPlan full_block(const StepGraph& graph, const Blocks& blocks, int layers) {
+  check_blocks(blocks, "full_block", "layers", layers);
+  return finished(graph, drop_inside(graph, std::span(blocks).first(at(layers))),
+                  fmt::format("full_block({})", layers));
+}
+
+}  // namespace
+
+MemoryPlan plan_every_block(const StepGraph& graph) { return every_block(graph, repeated_blocks(graph)); }
+MemoryPlan plan_chen_sqrt(const StepGraph& graph) { return chen_sqrt(graph, repeated_blocks(graph)); }
+MemoryPlan plan_sequential(const StepGraph& graph, int segments) {
+  return sequential(graph, repeated_blocks(graph), segments);
+}
+MemoryPlan plan_revolve(const StepGraph& graph, int checkpoints) {
+  return revolve(graph, repeated_blocks(graph), checkpoints);
+}
+MemoryPlan plan_full_uniform(const StepGraph& graph, int layers) {
+  return full_uniform(graph, repeated_blocks(graph), layers);
+}
+MemoryPlan plan_full_block(const StepGraph& graph, int layers) {
+  return full_block(graph, repeated_blocks(graph), layers);
+}
+
 MemoryPlan plan_selective_blocks(const StepGraph& graph, std::span<const std::string> operators) {
-  const auto blocks = blocks_for(graph, "selective", "blocks", 1);
+  const Blocks blocks = repeated_blocks(graph);
+  check_blocks(blocks, "selective", "blocks", 1);
   if (operators.empty())
     throw UsageError("plan: selective: name the operators whose results are kept, as in selective(aten::mm)");
   MemoryPlan plan = drop_inside(graph, blocks);
@@ -203,43 +244,24 @@ std::vector<SegmentRange> revolve_segments(int steps, int checkpoints) {
   return ranges;
 }
 
-MemoryPlan plan_revolve(const StepGraph& graph, int checkpoints) {
-  const auto blocks = blocks_for(graph, "revolve", "checkpoints", checkpoints);
-  std::vector<SegmentRange> ranges;
-  for (const SegmentRange& range : revolve_segments(count(blocks), checkpoints)) {
-    ranges.push_back({blocks[at(range.begin)].begin, blocks[at(range.end - 1)].end});
-  }
-  return finished(graph, drop_inside(graph, ranges), fmt::format("revolve({})", checkpoints));
-}
-
-MemoryPlan plan_full_uniform(const StepGraph& graph, int layers) {
-  const auto blocks = blocks_for(graph, "full_uniform", "layers", layers);
-  return finished(graph, drop_inside(graph, grouped(blocks, layers)), fmt::format("full_uniform({})", layers));
-}
-
-MemoryPlan plan_full_block(const StepGraph& graph, int layers) {
-  auto blocks = blocks_for(graph, "full_block", "layers", layers);
-  blocks.resize(at(layers));
-  return finished(graph, drop_inside(graph, blocks), fmt::format("full_block({})", layers));
-}
-
 std::vector<MemoryPlan> all_presets(const StepGraph& graph) {
   std::vector<MemoryPlan> plans{plan_none(graph)};
-  const int blocks = count(repeated_blocks(graph));
+  const Blocks all = repeated_blocks(graph);
+  const int blocks = count(all);
   if (blocks > 0) {
-    plans.push_back(plan_every_block(graph));
-    plans.push_back(plan_chen_sqrt(graph));
+    plans.push_back(every_block(graph, all));
+    plans.push_back(chen_sqrt(graph, all));
     // All arguments of short models, evenly spread ones of deep models.
     const int stride = (blocks + kArgumentsTried - 1) / kArgumentsTried;
     for (int n = 1; n <= blocks; ++n) {
       const bool spread = (n - 1) % stride == 0;
-      for (const auto& preset : {plan_sequential, plan_full_uniform, plan_full_block}) {
-        if (spread) plans.push_back(preset(graph, n));
+      for (const auto& preset : {sequential, full_uniform, full_block}) {
+        if (spread) plans.push_back(preset(graph, all, n));
       }
       // One checkpoint more saves much time where there are few of them; but too few for many blocks take more than
       // anybody has.
       if (!spread && n > kFewCheckpoints) continue;
-      if (revolve_steps(blocks, n) <= kMostForwards * blocks) plans.push_back(plan_revolve(graph, n));
+      if (revolve_steps(blocks, n) <= kMostForwards * blocks) plans.push_back(revolve(graph, all, n));
     }
   }
   const auto has_attention = [](const OpInfo& op) { return is_attention(op.name) || is_softmax(op.name); };
@@ -255,19 +277,20 @@ std::vector<MemoryPlan> all_presets(const StepGraph& graph) {
 
 MemoryPlan plan_core_attention(const StepGraph& graph) {
   std::vector<SegmentRange> cores;
+  std::vector<OpId> products;  // in their order
+  for (OpId op = 0; op < graph.flow.ops(); ++op) {
+    if (is_product(graph.ops[at(op)].name)) products.push_back(op);
+  }
   for (OpId op = 0; op < graph.flow.ops(); ++op) {
     const std::string& name = graph.ops[at(op)].name;
     if (is_attention(name)) {
       cores.push_back({op, op + 1});
     } else if (is_softmax(name)) {
       // Unfused: from the product that makes the scores to the one that uses them.
-      OpId first = op, last = op;
-      while (first > 0 && !is_product(graph.ops[at(first)].name)) --first;
-      while (last + 1 < graph.flow.ops() && !is_product(graph.ops[at(last)].name)) ++last;
-      const bool apart = cores.empty() || cores.back().end <= first;
-      if (is_product(graph.ops[at(first)].name) && is_product(graph.ops[at(last)].name) && apart) {
-        cores.push_back({first, last + 1});
-      }
+      const auto behind = std::ranges::lower_bound(products, op);
+      if (behind == products.begin() || behind == products.end()) continue;
+      const OpId first = *std::prev(behind), last = *behind;
+      if (cores.empty() || cores.back().end <= first) cores.push_back({first, last + 1});
     }
   }
   if (cores.empty()) throw UsageError("plan: core_attention: the step has no attention");

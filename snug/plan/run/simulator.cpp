@@ -90,6 +90,7 @@ class Run : public StepVisitor {
       }
       if (flow_.is_leaf(out.value) || decided(graph_, plan_, out.value) == kKeep) ledger_.hold(out.value);
     }
+    reach(live_, op);  // more than the operator's own peak only in a graph's file that contradicts itself
   }
 
   void unpack(ValueId v) {
@@ -148,7 +149,7 @@ class Run : public StepVisitor {
   }
 
   void other(Bytes peak, Bytes net) {
-    reach(live_ + peak, kNoOp);
+    reach(live_ + std::max(peak, net), kNoOp);
     live_ += net;
   }
 

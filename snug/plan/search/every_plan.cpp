@@ -9,8 +9,6 @@
 namespace snug::plan {
 namespace {
 
-constexpr OpId kMostOps = 8;
-
 /// Values of which it makes a difference what a plan says.
 std::vector<ValueId> choices(const StepGraph& graph) {
   std::vector<char> read(graph.values.size(), 0);
@@ -62,12 +60,29 @@ std::vector<Nesting> nestings(OpId begin, OpId end, bool with_whole) {
   return all;
 }
 
+/// The size of nestings(0, ops, false), or `most` where it is larger. With i(n) the nestings of n operators without a
+/// range around all of them, and p(n) those with or without one, p(n) = 2 i(n). The first operator is in no range, or
+/// in a range of the first k: i(n) = p(n - 1) + sum over k < n of i(k) p(n - k). i(n) at least doubles with n, so that
+/// this ends after log2(most) rounds at the latest.
+std::int64_t count_nestings(OpId ops, std::int64_t most) {
+  std::vector<std::int64_t> without = {1}, any = {1};
+  for (OpId n = 1; n <= ops; ++n) {
+    std::int64_t count = any[at(n - 1)];
+    for (OpId k = 1; k < n; ++k) {
+      if (count >= most) return most;
+      count += without[at(k)] * any[at(n - k)];
+    }
+    if (count >= most) return most;
+    without.push_back(count);
+    any.push_back(2 * count);
+  }
+  return without.back();
+}
+
 }  // namespace
 
 std::int64_t count_plans(const StepGraph& graph, std::int64_t most) {
-  const OpId ops = graph.flow.ops();
-  if (ops > kMostOps) return most;
-  auto count = static_cast<std::int64_t>(nestings(0, ops, /*with_whole=*/false).size());
+  std::int64_t count = count_nestings(graph.flow.ops(), most);
   for (const ValueId v : choices(graph)) {
     if (count >= most) return most;
     count *= static_cast<std::int64_t>(legal_actions(graph, v).size());

@@ -8,8 +8,8 @@
 
 namespace snug::plan {
 
-/// How many plans differ for a step: keep or recompute each value, times the ways to nest segments. `most` when there
-/// are more.
+/// The number of different plans of a step: the product of each value's actions and of the ways to nest segments, or
+/// `most` if there are more. Quick for steps of any size. `most` is at most 2^30.
 std::int64_t count_plans(const StepGraph& graph, std::int64_t most);
 
 /// All of them, without predictions. Only for steps of a few operators: see count_plans.

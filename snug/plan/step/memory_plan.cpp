@@ -14,6 +14,9 @@
 namespace snug::plan {
 namespace {
 
+/// Bytes in a file: sums and small multiples of them fit into 63 bits, and JSON readers that use doubles read them
+/// exactly.
+constexpr Range kBytes{.low = 0, .high = 0x1p53};
 constexpr int kPlanVersion = 2;  // 1 had signatures by other hashes
 constexpr const char* kPlanFormat = "snug memory plan";
 
@@ -108,9 +111,9 @@ MemoryPlan memory_plan_from(const JsonField& json) {
   MemoryPlan plan;
   plan.strategy = json.required<std::string>("strategy");
   plan.fingerprint = json.required<std::uint64_t>("fingerprint");
-  plan.budget = json.required<Bytes>("budget_bytes", kNotNegative);
-  plan.predicted_peak = json.required<Bytes>("predicted_peak_bytes", kNotNegative);
-  plan.unplanned_peak = json.required<Bytes>("unplanned_peak_bytes", kNotNegative);
+  plan.budget = json.required<Bytes>("budget_bytes", kBytes);
+  plan.predicted_peak = json.required<Bytes>("predicted_peak_bytes", kBytes);
+  plan.unplanned_peak = json.required<Bytes>("unplanned_peak_bytes", kBytes);
   plan.predicted_seconds = json.required<double>("predicted_step_seconds", kNotNegative);
   plan.unplanned_seconds = json.required<double>("unplanned_step_seconds", kNotNegative);
   const JsonField actions = json.at("actions");
@@ -120,18 +123,19 @@ MemoryPlan memory_plan_from(const JsonField& json) {
     plan.segments.push_back({begin, range.at(1).as<OpId>({.low = static_cast<double>(begin)})});
   }
   if (const auto staging = json.find("staging")) {
-    plan.staging = {.leaving = staging->required<Bytes>("leaving_bytes", kNotNegative),
-                    .arriving = staging->required<Bytes>("arriving_bytes", kNotNegative),
+    plan.staging = {.leaving = staging->required<Bytes>("leaving_bytes", kBytes),
+                    .arriving = staging->required<Bytes>("arriving_bytes", kBytes),
                     .first = staging->required<std::int32_t>("first_fetch", kNotNegative)};
+    const Range values{.low = 0, .high = static_cast<double>(plan.actions.size()) - 1};
     for (const JsonField& value : staging->at("fetch_order").items())
-      plan.staging.order.push_back(value.as<ValueId>(kNotNegative));
+      plan.staging.order.push_back(value.as<ValueId>(values));
   }
   if (const auto others = json.find("others")) {
     for (const JsonField& part : others->items()) {
       plan.others.push_back({.device = part.required<std::string>("device"),
-                             .budget = part.required<Bytes>("budget_bytes", kNotNegative),
-                             .predicted_peak = part.required<Bytes>("predicted_peak_bytes", kNotNegative),
-                             .unplanned_peak = part.required<Bytes>("unplanned_peak_bytes", kNotNegative)});
+                             .budget = part.required<Bytes>("budget_bytes", kBytes),
+                             .predicted_peak = part.required<Bytes>("predicted_peak_bytes", kBytes),
+                             .unplanned_peak = part.required<Bytes>("unplanned_peak_bytes", kBytes)});
     }
   }
   return plan;

@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <span>
 #include <stdexcept>
+#include <utility>
+#include <vector>
 
 #include "snug/base/hash.h"
 
@@ -18,13 +20,50 @@ std::size_t events_before_update(const StepGraph& graph) {
   return graph.events.size() - (has_one ? 1 : 0);
 }
 
-void insert_event(StepGraph& graph, std::size_t position) {
-  const auto offset = static_cast<std::ptrdiff_t>(position);
-  graph.events.insert(graph.events.begin() + offset, Event{});
-  for (DevicePart& part : graph.parts) {
-    if (position <= part.events.size()) part.events.insert(part.events.begin() + offset, DevicePart::Taken{});
+/// A graph's events, with others put in between: all at once, as each insertion into a vector moves what is behind it.
+class Rewritten {
+ public:
+  explicit Rewritten(StepGraph& graph) : graph_(graph) { events_.reserve(graph.events.size()); }
+
+  Event& take(std::size_t position) {
+    from_.push_back(position);
+    return events_.emplace_back(graph_.events[position]);
   }
-}
+  /// In front of that event.
+  Event& insert(std::size_t position) {
+    inserted_.push_back(position);
+    from_.push_back(kNew);
+    return events_.emplace_back();
+  }
+  void apply() {
+    if (!inserted_.empty()) {
+      for (DevicePart& part : graph_.parts) part.events = as_here(part.events);
+    }
+    graph_.events = std::move(events_);
+  }
+
+ private:
+  static constexpr std::size_t kNew = static_cast<std::size_t>(-1);
+
+  [[nodiscard]] std::vector<DevicePart::Taken> as_here(const std::vector<DevicePart::Taken>& taken) const {
+    std::vector<DevicePart::Taken> here;
+    here.reserve(from_.size());
+    auto inserted = inserted_.begin();
+    for (const std::size_t from : from_) {
+      if (from == kNew) {
+        if (*inserted++ <= taken.size()) here.emplace_back();
+      } else if (from < taken.size()) {
+        here.push_back(taken[from]);
+      }
+    }
+    return here;
+  }
+
+  StepGraph& graph_;
+  std::vector<Event> events_;
+  std::vector<std::size_t> from_;      // positions in the graph's events, or kNew
+  std::vector<std::size_t> inserted_;  // what each new one is in front of
+};
 
 }  // namespace
 
@@ -56,39 +95,39 @@ void set_other_memory(StepGraph& graph, const OtherMemory& memory) {
   Bytes there = graph.static_bytes;
   std::size_t gap = 0;
   bool is_said = false;  // of this gap
+  Rewritten events(graph);
   // Of all of a gap, in its first event, or in one that there was not.
-  const auto say = [&](std::size_t position) {
+  const auto say = [&](Event& event) {
     if (gap >= memory.ends.size()) throw std::logic_error("plan: a step with more gaps than memory is known of");
-    Event& event = graph.events[position];
     event.peak = std::max<Bytes>(memory.peaks[gap] - there, 0);
     event.net = memory.ends[gap] - there;
     is_said = true;
   };
-  const auto end_gap = [&](std::size_t& position) {
+  const auto end_gap = [&](std::size_t position) {
     if (gap >= memory.ends.size()) throw std::logic_error("plan: a step with more gaps than memory is known of");
-    if (!is_said && (memory.ends[gap] != there || memory.peaks[gap] > there)) {
-      insert_event(graph, position);
-      say(position++);
-    }
+    if (!is_said && (memory.ends[gap] != there || memory.peaks[gap] > there)) say(events.insert(position));
     there = memory.ends[gap++];
     is_said = false;
   };
-  const bool has_update = events_before_update(graph) < graph.events.size();
-  std::size_t i = 0;
-  for (; i + (has_update ? 1 : 0) < graph.events.size(); ++i) {
+  const std::size_t count = events_before_update(graph);
+  for (std::size_t i = 0; i < count; ++i) {
     if (graph.events[i].kind != Event::Kind::Other) {
       end_gap(i);
+      events.take(i);
     } else if (is_said) {
-      graph.events[i].peak = graph.events[i].net = 0;
+      Event& event = events.take(i);
+      event.peak = event.net = 0;
     } else {
-      say(i);
+      say(events.take(i));
     }
   }
-  end_gap(i);
+  end_gap(count);
   if (gap != memory.ends.size()) throw std::logic_error("plan: a step with fewer gaps than memory is known of");
-  if (!has_update) return;
-  graph.update_bytes = std::max<Bytes>(memory.update - there, 0);
-  graph.events.back().peak = graph.update_bytes;
+  if (count < graph.events.size()) {
+    graph.update_bytes = std::max<Bytes>(memory.update - there, 0);
+    events.take(count).peak = graph.update_bytes;
+  }
+  events.apply();
 }
 
 std::uint64_t hash_of_uses(const StepGraph& graph) {

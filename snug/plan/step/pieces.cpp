@@ -13,6 +13,8 @@ constexpr OpId kFar = 64;      // operators
 constexpr Bytes kLighter = 4;  // blocks of one model, such as those of encoder and decoder, differ by no more
 
 constexpr OpId kFirst = 4;  // operators
+// Each run divides what is left; a step that has so many on one side of each other is no model of blocks.
+constexpr int kMostRunsApart = 16;
 
 /// The operators from which on each value is carried, and up to which: kNoOp where it is not.
 struct Carried {
@@ -87,25 +89,67 @@ std::vector<Bytes> saved_before(const StepGraph& graph, BytesOf of) {
 
 using Run = std::vector<SegmentRange>;  // blocks, one after another
 
-/// The longest run of pieces between `cuts` that repeats, of those from `first` up to `last`. `kind`: what a piece
-/// does.
-Run longest_run(const std::vector<OpId>& cuts, const std::vector<std::size_t>& kind, std::size_t first,
-                std::size_t last) {
+/// How far a sequence goes on alike from two places, by hashes of its prefixes (Karp and Rabin 1987): a logarithm of
+/// comparisons each.
+class CommonParts {
+ public:
+  explicit CommonParts(const std::vector<std::size_t>& kinds) : prefix_{0}, power_{1} {
+    for (const std::size_t kind : kinds) {
+      prefix_.push_back(modulo(times(prefix_.back(), kBase) + kind + 1));
+      power_.push_back(times(power_.back(), kBase));
+    }
+  }
+  /// The most n, up to `most`, such that n items from a on equal those from b on.
+  [[nodiscard]] std::size_t forward(std::size_t a, std::size_t b, std::size_t most) const {
+    return longest(most, [&](std::size_t n) { return hash(a, a + n) == hash(b, b + n); });
+  }
+  /// The same of the items in front of a and b.
+  [[nodiscard]] std::size_t backward(std::size_t a, std::size_t b, std::size_t most) const {
+    return longest(most, [&](std::size_t n) { return hash(a - n, a) == hash(b - n, b); });
+  }
+
+ private:
+  static constexpr std::uint64_t kPrime = (std::uint64_t{1} << 61) - 1, kBase = 0x1f3d5b79a2c4e681 % kPrime;
+
+  static std::uint64_t modulo(std::uint64_t n) { return n >= kPrime ? n - kPrime : n; }
+  static std::uint64_t times(std::uint64_t a, std::uint64_t b) {
+    const auto product = static_cast<unsigned __int128>(a) * b;
+    return modulo(static_cast<std::uint64_t>(product & kPrime) + static_cast<std::uint64_t>(product >> 61U));
+  }
+  [[nodiscard]] std::uint64_t hash(std::size_t begin, std::size_t end) const {
+    return modulo(prefix_[end] + kPrime - times(prefix_[begin], power_[end - begin]));
+  }
+  /// Whoever is alike in n is in fewer, too.
+  template <class Alike>
+  static std::size_t longest(std::size_t most, const Alike& alike) {
+    std::size_t step = 1, sure = 0;
+    while (sure + step <= most && alike(sure + step)) sure += step, step *= 2;  // most are short
+    for (; step > 0; step /= 2) {
+      if (sure + step <= most && alike(sure + step)) sure += step;
+    }
+    return sure;
+  }
+
+  std::vector<std::uint64_t> prefix_, power_;
+};
+
+/// The longest run of pieces between `cuts` that repeats, of those from `first` up to `last`; of equally long ones that
+/// of the shortest period, the first. A run has a multiple of its period in its first repetition, and goes on alike
+/// from there and from one period later, so that n / period places tell all runs of a period (Main and Lorentz 1984).
+Run longest_run(const std::vector<OpId>& cuts, const CommonParts& parts, std::size_t first, std::size_t last) {
   std::size_t best_begin = 0, best_period = 0, best_length = 0;
   for (std::size_t period = 1; period <= (last - first) / 2; ++period) {
-    std::size_t run = 0;  // pieces that equal the one a period before
-    for (std::size_t i = first + period; i <= last; ++i) {
-      if (i < last && kind[i] == kind[i - period]) {
-        ++run;
-        continue;
-      }
+    for (std::size_t place = first; place + period < last;) {
+      const std::size_t before = parts.backward(place, place + period, place - first);
+      const std::size_t after = parts.forward(place, place + period, last - place - period);
+      const std::size_t run = before + after;  // pieces that equal the one a period later
       const std::size_t length = run >= period ? (run + period) / period * period : 0;
       if (length > best_length) {
-        best_begin = i - run - period;
+        best_begin = place - before;
         best_period = period;
         best_length = length;
       }
-      run = 0;
+      place += (after / period + 1) * period;  // the first that is behind this run
     }
   }
   Run blocks;
@@ -128,24 +172,30 @@ std::vector<Run> runs_of_blocks(const StepGraph& graph) {
     for (OpId op = cuts[i]; op < cuts[i + 1]; ++op) names += graph.ops[at(op)].name + ";";
     kind[i] = kinds.try_emplace(std::move(names), kinds.size()).first->second;
   }
+  const CommonParts parts(kind);
   const std::vector<Bytes> saved = saved_before(graph, [&](ValueId v) { return graph.values[at(v)].bytes; });
   const auto weight = [&](const Run& run) {
     return (saved[at(run.back().end)] - saved[at(run.front().begin)]) / static_cast<Bytes>(run.size());
   };
   std::vector<Run> runs;
-  std::vector<std::pair<std::size_t, std::size_t>> left{{0, pieces}};  // stretches to look at
+  struct Stretch {
+    std::size_t first, last;
+    int depth;
+  };
+  std::vector<Stretch> left{{0, pieces, 0}};  // to look at
   Bytes least = 0;
   while (!left.empty()) {
-    const auto [first, last] = left.back();
+    const auto [first, last, depth] = left.back();
     left.pop_back();
-    Run run = longest_run(cuts, kind, first, last);
+    if (depth > kMostRunsApart) continue;
+    Run run = longest_run(cuts, parts, first, last);
     if (run.empty() || weight(run) < least) continue;
     if (runs.empty()) least = std::max<Bytes>(weight(run) / kLighter, 1);
     const auto piece_at = [&](OpId op) {
       return static_cast<std::size_t>(std::ranges::lower_bound(cuts, op) - cuts.begin());
     };
-    left.emplace_back(first, piece_at(run.front().begin));
-    left.emplace_back(piece_at(run.back().end), last);
+    left.push_back({first, piece_at(run.front().begin), depth + 1});
+    left.push_back({piece_at(run.back().end), last, depth + 1});
     runs.push_back(std::move(run));
   }
   std::ranges::sort(runs, {}, [](const Run& run) { return run.front().begin; });
@@ -214,20 +264,22 @@ std::vector<OpId> cut_points(const StepGraph& graph, int crossing) {
 std::vector<OpId> chain_cuts(const StepGraph& graph, std::size_t limit) {
   const Dataflow& flow = graph.flow;
   const OpId ops = flow.ops();
-  std::vector<char> inside_write(at(ops) + 1, 0);  // the position separates a write from what it writes to
+  std::vector<std::int32_t> inside_write(at(ops) + 2, 0);  // writes that the position separates from what they write to
   for (OpId op = 0; op < ops; ++op) {
     for (const Output& out : flow.outputs(op)) {
       if (out.overwrites == kNoValue || flow.is_leaf(out.overwrites)) continue;
-      for (OpId p = flow.producer(out.overwrites) + 1; p <= op; ++p) inside_write[at(p)] = 1;
+      ++inside_write[at(flow.producer(out.overwrites)) + 1];
+      --inside_write[at(op) + 1];
     }
   }
+  for (std::size_t p = 1; p < inside_write.size(); ++p) inside_write[p] += inside_write[p - 1];
   const std::vector<std::int32_t> crossing = crossing_values(flow, carried_by(flow), far(flow));
   std::vector<OpId> cuts;
   // As many values as it takes to find a few cuts.
   for (std::int32_t most = 1; most <= 4 && cuts.size() < 3; ++most) {
     cuts.clear();
     for (OpId p = 1; p < ops; ++p) {
-      if (crossing[at(p)] <= most && !inside_write[at(p)]) cuts.push_back(p);
+      if (crossing[at(p)] <= most && inside_write[at(p)] == 0) cuts.push_back(p);
     }
   }
   cuts.insert(cuts.begin(), 0);

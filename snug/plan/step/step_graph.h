@@ -98,7 +98,8 @@ struct StepGraph {
   /// backward. One for each that is not less than another.
   std::vector<std::vector<InFlight>> in_flight_with{};
   std::vector<std::int32_t> stages{};  ///< of those micro-batches, as the step numbers them: others may begin alike
-  Bytes others_held = 0;  ///< what micro-batches of other kinds hold meanwhile, until this one's backward pass is over
+  Bytes others_held = 0;   ///< what micro-batches of other kinds hold meanwhile, until this one's backward pass is over
+  Bytes others_least = 0;  ///< of that, what they hold whatever their plans are: bounds go by this
 
   /// Counts more that is there before the step, by memory::Tag: of the first device, or from 1 on of `parts`.
   void add_static(std::size_t device, std::size_t tag, Bytes bytes);

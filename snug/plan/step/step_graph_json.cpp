@@ -19,6 +19,10 @@ namespace snug::plan {
 namespace {
 
 constexpr std::int32_t kMostInFlight = 1 << 20;
+/// The largest sum_of_bytes(): searches multiply sums by up to 24 before they divide, which has to fit into 63 bits.
+constexpr double kMostBytes = 0x1p53;
+/// A time, or seconds per byte: 30,000 years, so that sums and products of them stay finite.
+constexpr Range kSeconds{.low = 0, .high = 1e12};
 constexpr int kGraphVersion = 3, kOldestGraphVersion = 2;  // 2 had no clock, no bytes of leaves, no devices
 constexpr const char* kGraphFormat = "snug step graph";
 
@@ -102,8 +106,8 @@ Encoding encoding_from(const JsonField& json) {
           .element = json.at(1).as<std::int32_t>({.low = 1, .high = 8}),
           .content_bytes = json.at(2).as<Bytes>(kNotNegative),
           .bytes = json.at(3).as<Bytes>(kNotNegative),
-          .encode_seconds = json.at(4).as<double>(kNotNegative),
-          .decode_seconds = json.at(5).as<double>(kNotNegative),
+          .encode_seconds = json.at(4).as<double>(kSeconds),
+          .decode_seconds = json.at(5).as<double>(kSeconds),
           .encode_scratch = scratch(6),
           .decode_scratch = scratch(7)};
 }
@@ -199,19 +203,19 @@ Json to_json(const MoveCost& cost) {
 }
 
 MoveCost move_cost_from(const JsonField& json) {
-  MoveCost cost{.out_seconds_per_byte = json.required<double>("out_seconds_per_byte", kNotNegative),
-                .in_seconds_per_byte = json.required<double>("in_seconds_per_byte", kNotNegative),
-                .seconds_per_copy = json.required<double>("seconds_per_copy", kNotNegative),
-                .own_out_seconds_per_byte = json.optional<double>("own_out_seconds_per_byte", 0, kNotNegative),
-                .own_in_seconds_per_byte = json.optional<double>("own_in_seconds_per_byte", 0, kNotNegative),
+  MoveCost cost{.out_seconds_per_byte = json.required<double>("out_seconds_per_byte", kSeconds),
+                .in_seconds_per_byte = json.required<double>("in_seconds_per_byte", kSeconds),
+                .seconds_per_copy = json.required<double>("seconds_per_copy", kSeconds),
+                .own_out_seconds_per_byte = json.optional<double>("own_out_seconds_per_byte", 0, kSeconds),
+                .own_in_seconds_per_byte = json.optional<double>("own_in_seconds_per_byte", 0, kSeconds),
                 .budget = std::nullopt};
   if (const auto overlaps = json.find("overlaps")) cost.overlaps = overlaps->as<bool>();
   if (const auto slabs = json.find("in_slabs")) cost.in_slabs = slabs->as<bool>();
-  if (const auto budget = json.find("budget")) cost.budget = budget->as<Bytes>(kNotNegative);
+  if (const auto budget = json.find("budget")) cost.budget = budget->as<Bytes>({.low = 0, .high = kMostBytes});
   return cost;
 }
 
-/// All of a graph's bytes together, whatever their sign: no sum that a planner makes of them is larger.
+/// The sum of the absolute values of all bytes of a graph: no sum that a planner makes of them is larger.
 double sum_of_bytes(const StepGraph& graph) {
   double sum = 0;
   const auto add = [&](Bytes bytes) { sum += std::abs(static_cast<double>(bytes)); };
@@ -220,7 +224,11 @@ double sum_of_bytes(const StepGraph& graph) {
   add(graph.update_bytes);
   for (const Bytes bytes : graph.static_by_tag) add(bytes);
   for (const OpInfo& op : graph.ops) add(op.peak_bytes), add(op.other_bytes);
-  for (const ValueInfo& value : graph.values) add(value.bytes), add(value.leaf_bytes);
+  for (const ValueInfo& value : graph.values) {
+    add(value.bytes), add(value.leaf_bytes);
+    for (const Encoding& e : value.encodings)
+      add(e.content_bytes), add(e.bytes), add(e.encode_scratch), add(e.decode_scratch);
+  }
   for (const Event& e : graph.events) add(e.peak), add(e.net);
   for (const DevicePart& part : graph.parts) {
     add(part.static_bytes);
@@ -245,11 +253,12 @@ void check(const DevicePart& part, const StepGraph& graph, const std::function<v
 /// What planners take for granted of a recorded step.
 void check(const StepGraph& graph, const JsonField& json) {
   const auto refuse = [&](const std::string& what) { json.fail(fmt::format("{}; {}", what, kGraphCure)); };
-  const auto is_time = [](double seconds) { return std::isfinite(seconds) && seconds >= 0; };
+  const auto is_time = [](double seconds) { return seconds >= kSeconds.low && seconds <= kSeconds.high; };
   for (std::size_t i = 0; i < graph.ops.size(); ++i) {
     const OpInfo& op = graph.ops[i];
     if (!is_time(op.seconds) || op.peak_bytes < 0) {
-      refuse(fmt::format("operator {} takes {} s and {} bytes; neither can be negative", i, op.seconds, op.peak_bytes));
+      refuse(fmt::format("operator {} takes {} s and {} bytes; neither can be negative, and no time longer than 1e12 s",
+                         i, op.seconds, op.peak_bytes));
     }
   }
   for (std::size_t v = 0; v < graph.values.size(); ++v) {
@@ -259,8 +268,8 @@ void check(const StepGraph& graph, const JsonField& json) {
     if (value.device < 0 || static_cast<std::size_t>(value.device) >= graph.devices.size())
       refuse(fmt::format("value {} is on device {} of {}", v, value.device, graph.devices.size()));
   }
-  if (const double sum = sum_of_bytes(graph) * graph.in_flight; sum > 0x1p60)
-    refuse(fmt::format("its memory adds up to {:g} bytes; planners count up to 2^60", sum));
+  if (const double sum = sum_of_bytes(graph) * graph.in_flight; sum > kMostBytes)
+    refuse(fmt::format("its memory adds up to {:g} bytes; planners count up to 2^53", sum));
   for (const DevicePart& part : graph.parts) check(part, graph, refuse);
   OpId next = 0;
   bool settled = false;
@@ -320,6 +329,7 @@ Json to_json(const StepGraph& graph) {
   if (graph.in_flight > 1) json["in_flight"] = graph.in_flight;
   if (!graph.stages.empty()) json["stages"] = graph.stages;
   if (graph.others_held > 0) json["others_held"] = graph.others_held;
+  if (graph.others_least > 0) json["others_least"] = graph.others_least;
   for (const std::vector<InFlight>& at_once : graph.in_flight_with) {
     Json entry = Json::array();
     for (const auto& [kind, count] : at_once) entry.push_back({kind, count});
@@ -339,8 +349,8 @@ StepGraph step_graph_from(const JsonField& json) {
   if (version > 2) graph.devices = json.required<std::vector<std::string>>("devices");
   graph.static_bytes = json.required<Bytes>("static_bytes", kNotNegative);
   read_tags(json.at("static_by_tag"), graph.static_by_tag);
-  graph.step_seconds = json.required<double>("step_seconds", kNotNegative);
-  graph.update_seconds = json.required<double>("update_seconds", kNotNegative);
+  graph.step_seconds = json.required<double>("step_seconds", kSeconds);
+  graph.update_seconds = json.required<double>("update_seconds", kSeconds);
   graph.update_bytes = json.required<Bytes>("update_bytes", kNotNegative);
   for (const JsonField& op : json.at("ops").items()) graph.ops.push_back(op_from(op));
   for (const JsonField& value : json.at("values").items()) graph.values.push_back(value_info_from(value));
@@ -358,6 +368,8 @@ StepGraph step_graph_from(const JsonField& json) {
   if (const auto lossy = json.find("lossy")) graph.lossy = lossy->one_of(kCodecWords);
   graph.in_flight = json.optional<std::int32_t>("in_flight", 1, {.low = 1, .high = kMostInFlight});
   graph.others_held = json.optional<Bytes>("others_held", 0, kNotNegative);
+  graph.others_least =
+      json.optional<Bytes>("others_least", 0, {.low = 0, .high = static_cast<double>(graph.others_held)});
   if (const auto stages = json.find("stages")) graph.stages = stages->as<std::vector<std::int32_t>>();
   if (const auto with = json.find("in_flight_with")) {
     for (const JsonField& at_once : with->items()) {

@@ -57,6 +57,21 @@ TEST(Simulate, KeepsEverythingThatIsSavedUntilItsNodeReleasesIt) {
   EXPECT_EQ(run.seconds, t.graph.step_seconds);
 }
 
+TEST(Simulate, HasAPeakDuringAnEventOfGraphsThatContradictThemselves) {
+  ThreeOps t = three_ops();
+  for (OpInfo& op : t.graph.ops) op.peak_bytes = 0;  // less than the outputs that they leave
+  for (Event& e : t.graph.events) {
+    if (e.kind == Event::Kind::Other) e.peak = 0, e.net = 100;  // as much less
+  }
+  t.graph.events.pop_back();  // die c
+  while (t.graph.events.back().kind != Event::Kind::Other) t.graph.events.pop_back();
+  t.graph.in_flight = 2;
+  const Simulation run = simulate(t.graph, plan_none(t.graph), Detail::Timeline);
+  EXPECT_LT(run.peak_event, t.graph.events.size());
+  EXPECT_EQ(run.peak, std::ranges::max(run.peaks));
+  EXPECT_GE(run.peak, std::ranges::max(run.timeline));
+}
+
 TEST(Simulate, FetchesWhatHasMovedForItsNode) {
   const ThreeOps t = three_ops();
   const Simulation run = simulate(t.graph, with_action(plan_none(t.graph), t.a, kMove), Detail::Timeline);

@@ -78,8 +78,19 @@ TEST(MemoryPlanJson, RefusesOtherFormatsVersionsActionsAndRanges) {
               HasSubstr("its segments[0][0] is -1; it must be an integer, at least 0"));
   EXPECT_THAT(with("segments", Json::parse("[[1]]")),
               HasSubstr("its segments[0] is [1]; it must be an array of 2 or more"));
+  EXPECT_THAT(with("budget_bytes", 9'100'000'000'000'000),
+              HasSubstr("its budget_bytes is 9100000000000000; it must be"));
   EXPECT_THAT(error_of_plan(Json::array()), HasSubstr("memory plan: it is []; it must be an object"));
   EXPECT_THAT(error_of_plan(Json()), HasSubstr("memory plan: it is null; it must be an object"));
+}
+
+TEST(MemoryPlanJson, RefusesToFetchValuesThatThePlanDoesNotHave) {
+  MemoryPlan plan = example();
+  plan.staging = {.leaving = 1, .arriving = 1, .first = 0, .order = {2, 4}};
+  EXPECT_THAT(error_of_plan(to_json(plan)),
+              HasSubstr("its staging.fetch_order[1] is 4; it must be an integer, at least 0 and at most 3"));
+  plan.staging.order = {2, 3};
+  EXPECT_EQ(memory_plan_from_json(to_json(plan)), plan);
 }
 
 TEST(MemoryPlanJson, RefusesDamageOrLoadsAPlan) {

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <span>
+#include <string>
+#include <vector>
 
 #include "tests/plan/random_graph.h"
 
@@ -153,6 +155,56 @@ TEST(RepeatedBlocks, TakeTheLongestRunAndWholePeriodsOnly) {
   ValueId v = g.leaf();
   for (const char* name : {"x", "x", "a", "b", "a", "b", "a", "b", "a"}) v = g.op(name, {v}, 1);
   EXPECT_THAT(repeated_blocks(g.graph()), ElementsAre(SegmentRange{2, 4}, SegmentRange{4, 6}, SegmentRange{6, 8}));
+}
+
+/// The longest whole repetitions of the shortest period, the first of equals, by looking at all of them.
+std::vector<SegmentRange> longest_by_all(const std::vector<int>& kinds) {
+  std::size_t begin = 0, period = 0, length = 0;
+  for (std::size_t p = 1; p <= kinds.size() / 2; ++p) {
+    for (std::size_t b = 0; b + 2 * p <= kinds.size(); ++b) {
+      std::size_t end = b + p;
+      while (end < kinds.size() && kinds[end] == kinds[end - p]) ++end;
+      const std::size_t whole = (end - b) / p * p;
+      if (whole >= 2 * p && whole > length) begin = b, period = p, length = whole;
+    }
+  }
+  std::vector<SegmentRange> blocks;
+  for (std::size_t i = begin; i < begin + length; i += period)
+    blocks.push_back({static_cast<OpId>(i), static_cast<OpId>(i + period)});
+  return blocks;
+}
+
+TEST(RepeatedBlocks, AreTheLongestOfAllRepetitions) {
+  int several = 0;
+  for (std::uint64_t seed = 0; seed < 2000; ++seed) {
+    SCOPED_TRACE(::testing::Message() << "seed " << seed);
+    synthetic::Dice dice(seed);
+    const int alphabet = 2 + dice.roll(3), few = 1 + dice.roll(6);
+    std::vector<int> kinds;
+    for (int ops = dice.roll(80); std::ssize(kinds) < ops;) {
+      // A random operator, or again what came so many operators before.
+      const bool again = dice.chance(60) && std::ssize(kinds) >= few;
+      kinds.push_back(again ? kinds[kinds.size() - static_cast<std::size_t>(few)] : dice.roll(alphabet));
+    }
+    GraphBuilder g;
+    ValueId v = g.leaf();
+    for (const int kind : kinds) v = g.op(std::to_string(kind), {v}, 1);
+    const std::vector<SegmentRange> blocks = repeated_blocks(g.graph());
+    EXPECT_EQ(blocks, longest_by_all(kinds));
+    several += blocks.size() > 2;
+  }
+  EXPECT_GT(several, 500);
+}
+
+/// As of an unrolled recurrent network: a minute where all periods were compared with all pieces, once for each preset.
+TEST(RepeatedBlocks, OfALongStepAreFoundInOnePass) {
+  constexpr int kSteps = 100'000;
+  GraphBuilder g;
+  ValueId v = g.leaf();
+  for (int i = 0; i < kSteps; ++i) v = g.op(i % 7 == 6 ? "tanh" : "addmm", {v}, 1);
+  const std::vector<SegmentRange> blocks = repeated_blocks(g.graph());
+  ASSERT_EQ(blocks.size(), static_cast<std::size_t>(kSteps / 7));
+  EXPECT_EQ(blocks[1], (SegmentRange{7, 14}));
 }
 
 /// So many blocks of the operators, each of which saves so much.

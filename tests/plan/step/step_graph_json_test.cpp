@@ -218,8 +218,22 @@ TEST_F(DamagedStepGraph, NamesWhatNoStepDoes) {
   EXPECT_THAT(refusal([](Json& j) { j["ops"][1][3] = -5; }), HasSubstr("and -5 bytes"));
   EXPECT_THAT(refusal([](Json& j) { j["values"][1][0] = -8; }), HasSubstr("value 1 has -8 bytes"));
   EXPECT_THAT(refusal([](Json& j) { j["static_bytes"] = 2'000'000'000'000'000'000; }),
-              HasSubstr("2e+18 bytes; planners count up to 2^60"));
+              HasSubstr("2e+18 bytes; planners count up to 2^53"));
+  EXPECT_THAT(refusal([](Json& j) {
+                j["values"][1] = {8, true, "", 0, 0, Json::array({"bits", 4, 1, 9'100'000'000'000'000, 0.1, 0.1})};
+              }),
+              HasSubstr("planners count up to"));
+  EXPECT_THAT(refusal([](Json& j) {
+                j["host"] = {{"out_seconds_per_byte", 0.1},
+                             {"in_seconds_per_byte", 0.1},
+                             {"seconds_per_copy", 0.1},
+                             {"budget", 9'100'000'000'000'000'000}};
+              }),
+              HasSubstr("its host.budget is 9100000000000000000; it must be"));
   EXPECT_THAT(refusal([](Json& j) { j["events"].back()[3] = -9'000'000'000'000'000'000; }), HasSubstr("up to"));
+  EXPECT_THAT(refusal([](Json& j) { j["ops"][1][2] = 1e300; }), HasSubstr("operator 1 takes 1e+300 s"));
+  EXPECT_THAT(refusal([](Json& j) { j["events"][0][4] = 1e300; }), HasSubstr("an event takes 1e+300 s"));
+  EXPECT_THAT(refusal([](Json& j) { j["step_seconds"] = 1e300; }), HasSubstr("its step_seconds is 1e+300; it must be"));
   EXPECT_THAT(refusal([](Json& j) { j["step_seconds"] = -1; }), HasSubstr("its step_seconds is -1; it must be"));
   for (const char* key : {"static_bytes", "update_bytes", "update_seconds"}) {
     EXPECT_THAT(refusal([&](Json& j) { j[key] = -5; }), HasSubstr("is -5; it must be"));
