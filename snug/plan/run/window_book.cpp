@@ -1,6 +1,7 @@
 #include "snug/plan/run/window_book.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 namespace snug::plan {
@@ -8,6 +9,9 @@ namespace {
 
 /// A use that far from where the step is expected to be says nothing of where it is.
 constexpr std::size_t kOutOfOrder = 64;
+// Among so many, all places are looked at; among more, those beside so many that are used last.
+constexpr std::size_t kFew = 256;
+constexpr int kFarthest = 32;
 
 }  // namespace
 
@@ -18,17 +22,29 @@ StreamedId WindowBook::add(Bytes bytes) {
 
 void WindowBook::remove(StreamedId tensor) {
   if (inside(tensor)) leave(tensor);
-  std::erase_if(order_, [&](const StreamedUse& use) { return use.tensor == tensor; });
+  Entry& e = entry(tensor);
+  e.empty = true;
+  note_waiting(tensor);
+  removed_ = removed_ || !e.uses.empty();
+  e.uses.clear();
+}
+
+void WindowBook::forget_removed() {
+  if (!std::exchange(removed_, false)) return;
+  std::erase_if(order_, [&](const StreamedUse& use) { return entry(use.tensor).uses.empty(); });
   note_uses();
 }
 
 void WindowBook::resize(Window window) {
   while (!inside_.empty()) leave(inside_.begin()->second);
   window_ = window;
+  free_ = RangeHeap();
+  free_.give(0, window.bytes);
   choose_who_stays();
 }
 
 void WindowBook::expect(const std::vector<StreamedUse>& order) {
+  removed_ = false;
   order_ = order;
   for (Entry& e : all_) e.written = false;
   for (const StreamedUse& use : order) entry(use.tensor).written |= use.changes();
@@ -36,15 +52,52 @@ void WindowBook::expect(const std::vector<StreamedUse>& order) {
   choose_who_stays();
 }
 
+void WindowBook::restart() {
+  forget_removed();
+  const bool is_round_over = next_ == order_.size();
+  begun_ += next_;
+  next_ = 0;
+  if (is_round_over) return;  // nobody is farther than before
+  for (const auto& [offset, tensor] : inside_) note_rank(tensor);
+}
+
 void WindowBook::note_uses() {
-  none_to_come_ = false;
   next_ = std::min(next_, order_.size());
   for (Entry& e : all_) e.uses.clear();
   for (std::size_t i = 0; i < order_.size(); ++i) entry(order_[i].tensor).uses.push_back(i);
+  waiting_.clear();
+  for (std::size_t i = 0; i < all_.size(); ++i) note_waiting(static_cast<StreamedId>(i));
+  for (const auto& [offset, tensor] : inside_) note_rank(tensor);
+}
+
+void WindowBook::note_waiting(StreamedId tensor) {
+  const Entry& e = entry(tensor);
+  const bool waits = !e.empty && !e.out && !inside(tensor);
+  for (const std::size_t use : e.uses) {
+    if (waits) {
+      waiting_.insert(use);
+    } else {
+      waiting_.erase(use);
+    }
+  }
+}
+
+void WindowBook::note_rank(StreamedId tensor) {
+  Entry& e = entry(tensor);
+  by_rank_.erase(e.rank);
+  if (!inside(tensor) || e.own_place != kElsewhere) return;
+  const std::size_t uses = distance(e);
+  e.rank = {.next = uses == kUnknown ? kUnknown : begun_ + next_ + uses, .unused = ~e.last_use, .tensor = tensor};
+  by_rank_.insert(e.rank);
+}
+
+void WindowBook::choose_who_stays() {
+  place_who_stays();
+  for (const auto& [offset, tensor] : inside_) note_rank(tensor);
 }
 
 /// Those that would come and go most often for their bytes, from the end of the window down.
-void WindowBook::choose_who_stays() {
+void WindowBook::place_who_stays() {
   for (Entry& e : all_) e.own_place = kElsewhere;
   others_ = window_.bytes;
   if (window_.rotating == 0) return;
@@ -76,68 +129,109 @@ std::size_t WindowBook::distance(const Entry& e) const {
 }
 
 void WindowBook::used(StreamedId tensor) {
+  forget_removed();
   Entry& e = entry(tensor);
   e.last_use = ++clock_;
   const std::size_t skipped = distance(e);
-  if (skipped > 0 && next_ > 0 && next_ <= order_.size() && order_[next_ - 1].tensor == tensor) return;  // once more
-  if (skipped <= kOutOfOrder) next_ = (next_ + skipped) % order_.size() + 1;
+  const bool once_more = skipped > 0 && next_ > 0 && next_ <= order_.size() && order_[next_ - 1].tensor == tensor;
+  if (!once_more && skipped <= kOutOfOrder) {
+    const std::size_t then = begun_ + next_, before = next_;
+    next_ = (next_ + skipped) % order_.size() + 1;
+    begun_ = then + skipped + 1 - next_;
+    for (std::size_t i = 0; i < skipped; ++i) note_rank(order_[(before + i) % order_.size()].tensor);
+  }
+  note_rank(tensor);
 }
 
 void WindowBook::leave(StreamedId tensor) {
   Entry& e = entry(tensor);
   inside_.erase(e.offset);
+  free_.give(e.offset, e.bytes);
   e.offset = kElsewhere;
-  none_to_come_ = false;
+  note_rank(tensor);
+  note_waiting(tensor);
 }
 
-/// Of all runs of neighbours that are long enough, free ones between them, the one whose next use is farthest.
+bool WindowBook::may_leave(const Entry& e, const Search& search) const {
+  return e.users == 0 && !(search.sooner && distance(e) <= *search.sooner);
+}
+
+/// Where the one in front of it ends, in the range.
+Bytes WindowBook::end_before(Inside::const_iterator slot, const Search& search) const {
+  if (slot == inside_.begin()) return search.begin;
+  const auto& [offset, tensor] = *std::prev(slot);
+  return std::max(search.begin, offset + entry(tensor).bytes);
+}
+
+std::optional<WindowBook::Found> WindowBook::from(Inside::const_iterator first, const Search& search) const {
+  Found found{.place = {.tensor = 0, .offset = end_before(first, search), .leave = {}}, .score = {}};
+  for (auto slot = first;; ++slot) {
+    const bool is_last = slot == inside_.end() || slot->first >= search.end;
+    if ((is_last ? search.end : slot->first) - found.place.offset >= search.bytes) return found;
+    if (is_last) return std::nullopt;
+    const Entry& e = entry(slot->second);
+    if (!may_leave(e, search)) return std::nullopt;
+    found.score = {std::min(found.score.distance, distance(e)), std::max(found.score.last_use, e.last_use)};
+    found.place.leave.push_back({slot->second, slot->first});
+  }
+}
+
+std::optional<WindowBook::Inside::const_iterator> WindowBook::reaching(Inside::const_iterator last,
+                                                                       const Search& search) const {
+  const auto behind = std::next(last);
+  const Bytes limit = behind == inside_.end() ? search.end : std::min(search.end, behind->first);
+  for (auto first = last;; --first) {
+    if (!may_leave(entry(first->second), search)) return std::nullopt;
+    if (limit - end_before(first, search) >= search.bytes) return first;
+    if (first == inside_.begin() || end_before(first, search) <= search.begin) return std::nullopt;
+  }
+}
+
+std::optional<WindowBook::Found> WindowBook::best_of_all(const Search& search) const {
+  auto slot = inside_.upper_bound(search.begin);
+  if (slot != inside_.begin() && end_before(slot, search) > search.begin) --slot;
+  std::optional<Found> best;
+  for (;; ++slot) {
+    auto found = from(slot, search);
+    if (found && (!best || found->score.better_than(best->score))) best = std::move(found);
+    if (slot == inside_.end() || slot->first >= search.end) return best;
+  }
+}
+
+std::optional<WindowBook::Found> WindowBook::best_of_farthest(const Search& search) const {
+  const auto gap = free_.smallest(search.bytes);
+  if (gap && gap->first >= search.begin && gap->first + search.bytes <= search.end)
+    return Found{.place = {.tensor = 0, .offset = gap->first, .leave = {}}, .score = {}};
+  std::optional<Found> best;
+  int looked_at = 0;
+  for (auto rank = by_rank_.rbegin(); rank != by_rank_.rend() && looked_at < kFarthest; ++rank) {
+    const Entry& e = entry(rank->tensor);
+    if (e.offset < search.begin || e.offset >= search.end) continue;
+    // None of the others is farther.
+    const std::size_t uses = distance(e);
+    if ((best && best->score.distance >= uses) || (search.sooner && uses <= *search.sooner)) break;
+    if (!may_leave(e, search)) continue;
+    ++looked_at;
+    const auto slot = inside_.find(e.offset);
+    const auto consider = [&](Inside::const_iterator first) {
+      auto found = from(first, search);
+      if (found && (!best || found->score.better_than(best->score))) best = std::move(found);
+    };
+    consider(slot);
+    if (const auto first = reaching(slot, search); first && *first != slot) consider(*first);
+  }
+  return best;
+}
+
 std::optional<WindowBook::Place> WindowBook::find(StreamedId tensor, Bytes begin, Bytes end,
                                                   std::optional<std::size_t> sooner) const {
-  struct Score {
-    std::size_t distance = kUnknown;  // until the first of those that leave is used
-    std::uint64_t last_use = 0;       // of those that are as far, the youngest
-    [[nodiscard]] bool better_than(const Score& other) const {
-      return distance != other.distance ? distance > other.distance : last_use < other.last_use;
-    }
-  };
-  struct Slot {
-    StreamedId tensor;
-    Bytes begin, end;
-    Score score;
-    bool stays;
-  };
-  std::vector<Slot> slots;
-  for (const auto& [offset, id] : inside_) {
-    const Entry& e = entry(id);
-    if (offset + e.bytes <= begin || offset >= end) continue;
-    const std::size_t next = distance(e);
-    slots.push_back({id, offset, offset + e.bytes, {next, e.last_use}, e.users > 0 || (sooner && next <= *sooner)});
-  }
-  struct Run {
-    Bytes begin;
-    std::size_t first, end;  // of slots
-    Score score;
-  };
-  std::optional<Run> best;
-  const Bytes bytes = entry(tensor).bytes;
-  for (std::size_t first = 0; first <= slots.size(); ++first) {
-    Run run{first == 0 ? begin : std::max(begin, slots[first - 1].end), first, first, {}};
-    while (run.end < slots.size() && std::min(end, slots[run.end].begin) - run.begin < bytes) {
-      const Slot& slot = slots[run.end++];
-      if (slot.stays) {
-        run.begin = end;  // it is none
-        break;
-      }
-      run.score = {std::min(run.score.distance, slot.score.distance),
-                   std::max(run.score.last_use, slot.score.last_use)};
-    }
-    const Bytes limit = run.end < slots.size() ? std::min(end, slots[run.end].begin) : end;
-    if (limit - run.begin >= bytes && (!best || run.score.better_than(best->score))) best = run;
-  }
-  if (!best) return std::nullopt;
-  Place found{tensor, best->begin, {}};
-  for (std::size_t i = best->first; i < best->end; ++i) found.leave.push_back({slots[i].tensor, slots[i].begin});
-  return found;
+  const Search search{.bytes = entry(tensor).bytes, .begin = begin, .end = end, .sooner = sooner};
+  const bool few = inside_.size() <= kFew || end - begin == search.bytes;
+  auto found = few ? best_of_all(search) : best_of_farthest(search);
+  if (!found && !few && !sooner) found = best_of_all(search);
+  if (!found) return std::nullopt;
+  found->place.tensor = tensor;
+  return std::move(found->place);
 }
 
 std::optional<WindowBook::Place> WindowBook::find(StreamedId tensor, std::optional<std::size_t> sooner) const {
@@ -154,8 +248,12 @@ std::optional<WindowBook::Place> WindowBook::find_anywhere(StreamedId tensor) co
 std::optional<WindowBook::Place> WindowBook::take(std::optional<Place> place) {
   if (!place) return place;
   for (const Place::Left& left : place->leave) leave(left.tensor);
-  entry(place->tensor).offset = place->offset;
+  Entry& e = entry(place->tensor);
+  e.offset = place->offset;
   inside_.emplace(place->offset, place->tensor);
+  free_.take_at(place->offset, e.bytes);
+  note_rank(place->tensor);
+  note_waiting(place->tensor);
   return place;
 }
 
@@ -173,23 +271,23 @@ std::optional<WindowBook::Place> WindowBook::bring_beside(StreamedId tensor, con
 void WindowBook::lose(StreamedId tensor) {
   if (inside(tensor)) leave(tensor);
   entry(tensor).empty = true;
+  note_waiting(tensor);
 }
 
 std::optional<WindowBook::Place> WindowBook::bring_made(StreamedId tensor) {
   entry(tensor).empty = false;
-  none_to_come_ = false;
+  note_waiting(tensor);
   used(tensor);
   return take(find(tensor, distance(entry(tensor))));
 }
 
 std::optional<WindowBook::Place> WindowBook::bring_ahead() {
-  if (window_.rotating == 0 || none_to_come_) return std::nullopt;
-  for (std::size_t i = 0; i < order_.size(); ++i) {
-    const StreamedId next = order_[(next_ + i) % order_.size()].tensor;
-    if (!entry(next).empty && !entry(next).out && !inside(next)) return take(find(next, i));
-  }
-  none_to_come_ = true;
-  return std::nullopt;
+  forget_removed();
+  if (window_.rotating == 0 || waiting_.empty()) return std::nullopt;
+  auto use = waiting_.lower_bound(next_);
+  if (use == waiting_.end()) use = waiting_.begin();
+  const std::size_t uses = *use >= next_ ? *use - next_ : *use + order_.size() - next_;
+  return take(find(order_[*use].tensor, uses));
 }
 
 }  // namespace snug::plan
