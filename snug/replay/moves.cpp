@@ -180,15 +180,7 @@ void let_move(std::vector<RecordedStep>& kinds, memory::DeviceMemory& memory, me
   moves.host = to(memory::Tier::Host, tiers.budgets().host);
   if (tiers.budgets().disk) tiers.disk();  // which tells where there is none
   moves.disk = to(memory::Tier::Disk, tiers.budgets().disk);
-  const auto stages = std::ranges::count(kinds, StepKind::MicroBatch, &RecordedStep::kind);
-  for (RecordedStep& kind : kinds) {
-    kind.graph.moves = moves;
-    if (kind.kind != StepKind::MicroBatch) continue;
-    // All of them are there at the same time.
-    for (std::optional<plan::MoveCost>* const cost : {&kind.graph.moves.host, &kind.graph.moves.disk}) {
-      if (*cost && (*cost)->budget) *(*cost)->budget /= stages;
-    }
-  }
+  for (RecordedStep& kind : kinds) kind.graph.moves = moves;  // divided where they are planned
 }
 
 }  // namespace snug::replay
