@@ -1,11 +1,11 @@
 #pragma once
 
-#include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <map>
 #include <optional>
 #include <set>
+#include <tuple>
 #include <vector>
 
 #include "snug/base/bytes.h"
@@ -121,7 +121,9 @@ class WindowBook {
     std::size_t next = kUnknown;
     std::uint64_t unused = 0;
     StreamedId tensor = 0;
-    friend auto operator<=>(const Rank&, const Rank&) = default;
+    friend bool operator<(const Rank& a, const Rank& b) {
+      return std::tie(a.next, a.unused, a.tensor) < std::tie(b.next, b.unused, b.tensor);
+    }
   };
   struct Entry {
     Bytes bytes = 0;
