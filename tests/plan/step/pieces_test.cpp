@@ -198,12 +198,12 @@ TEST(RepeatedBlocks, AreTheLongestOfAllRepetitions) {
 
 /// As of an unrolled recurrent network: a minute where all periods were compared with all pieces, once for each preset.
 TEST(RepeatedBlocks, OfALongStepAreFoundInOnePass) {
-  constexpr int kSteps = 100'000;
+  constexpr int kOpsInARow = 100'000;
   GraphBuilder g;
   ValueId v = g.leaf();
-  for (int i = 0; i < kSteps; ++i) v = g.op(i % 7 == 6 ? "tanh" : "addmm", {v}, 1);
+  for (int i = 0; i < kOpsInARow; ++i) v = g.op(i % 7 == 6 ? "tanh" : "addmm", {v}, 1);
   const std::vector<SegmentRange> blocks = repeated_blocks(g.graph());
-  ASSERT_EQ(blocks.size(), static_cast<std::size_t>(kSteps / 7));
+  ASSERT_EQ(blocks.size(), static_cast<std::size_t>(kOpsInARow / 7));
   EXPECT_EQ(blocks[1], (SegmentRange{7, 14}));
 }
 
