@@ -30,8 +30,8 @@ from ._objects import OWNERS, LiveObjects
 from ._packages import is_programs, package_of
 from ._random_generators import SavedGenerator, WatchedSeeds, is_generator, seeds_of
 from ._restored import (
-    PLAIN, SavedArray, SavedCache, SavedCell, SavedClass, SavedContents, SavedContextVariables, SavedIterator, SavedMemory, SavedName,
-    SavedNames, SavedSlot, SavedTensorAttributes, has_references, length_of
+    BUFFERS, PLAIN, SavedArray, SavedBuffer, SavedCache, SavedCell, SavedClass, SavedContents, SavedContextVariables, SavedIterator,
+    SavedMemory, SavedName, SavedNames, SavedSlot, SavedTensorAttributes, has_references, length_of
 )
 from .errors import UsageError
 
@@ -265,6 +265,8 @@ class PythonState:
             self._note_seeds(value)
         elif is_array(value):
             self._note_array(value, depth)
+        elif is_of(value, BUFFERS):
+            self._note_buffer(value, depth)
         elif is_of(value, _OF_CTYPES):
             self._note_memory(value)
         elif is_shared(value):
@@ -307,6 +309,16 @@ class PythonState:
     def _note_seeds(self, value: Any) -> None:
         if (seeds := seeds_of(value)) is not None:
             self._watched.append(WatchedSeeds(seeds))
+
+    def _note_buffer(self, value: Any, depth: int) -> None:
+        if self._is_of_the_program(value):
+            self._note_object(value, depth)
+        if self._is_seen(value):
+            return
+        saved = SavedBuffer(value)
+        if saved.size() <= self._bytes_left:
+            self._bytes_left -= saved.size()
+            self._save(saved)
 
     def _note_memory(self, value: Any) -> None:
         size = ctypes.sizeof(value)

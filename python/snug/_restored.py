@@ -7,6 +7,7 @@ import collections
 import contextvars
 import ctypes
 import gc
+import io
 import operator
 import sys
 import types
@@ -185,6 +186,30 @@ class SavedCache:
         elif self._is_unbounded() and not self._is_back():
             self._entries.clear()
             self._entries.update(self._before)
+
+
+BUFFERS = (io.StringIO, io.BytesIO)
+
+
+class SavedBuffer:
+    """Restores the contents and the position of an object of one of BUFFERS or of a class derived from it. One that is closed, now
+    or by the step, stays closed. Calls no methods of the program's class."""
+
+    def __init__(self, buffer: Any) -> None:
+        self._buffer = buffer
+        self._kind: Any = next(kind for kind in BUFFERS if issubclass(type(buffer), kind))
+        self._before = self._now()
+
+    def _now(self) -> tuple[Any, ...]:
+        """Contents, position and, of text, how lines end: what the state of the class begins with; the attributes follow."""
+        return () if self._kind.closed.__get__(self._buffer) else self._kind.__getstate__(self._buffer)[:-1]
+
+    def size(self) -> int:
+        return len(self._before[0]) if self._before else 0
+
+    def put_back(self) -> None:
+        if (now := self._now()) and now != self._before:
+            self._kind.__setstate__(self._buffer, (*self._before, None))
 
 
 class SavedContextVariables:

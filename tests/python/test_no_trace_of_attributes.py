@@ -1,6 +1,9 @@
-"""Objects that a step refers to are looked at without asking them anything: mocks, proxies, and what makes attributes when asked."""
+"""Objects that a step refers to are looked at without asking them anything: mocks, proxies, what makes attributes when asked, and buffers
+of the io module."""
 
+import csv
 import ctypes
+import io
 import weakref
 from unittest import mock
 
@@ -68,3 +71,45 @@ def test_dead_references_that_the_program_keeps_stay(weight):
     del other
     fit(lambda x: loss_of(weight, x) * len(references))
     assert len(references) == 2
+
+
+class Lines(io.StringIO):
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def write(self, text):
+        self.count += 1
+        return super().write(text)
+
+
+def test_buffers_have_their_contents_and_positions_again(weight):
+    text, data, lines, closed = io.StringIO("abc"), io.BytesIO(b"123"), Lines(), io.StringIO()
+    table = csv.writer(lines)
+    text.seek(3)
+    closed.close()
+
+    def step(x):
+        loss = loss_of(weight, x)
+        text.write("a line\n")
+        data.read(2)
+        data.write(b"4567")
+        table.writerow([1, 2])
+        lines.write("loss")
+        return loss if closed.closed else 2 * loss
+
+    fit(step)
+    assert (text.getvalue(), text.tell()) == ("abc", 3)
+    assert (data.getvalue(), data.tell()) == (b"123", 0)
+    assert (lines.getvalue(), lines.count) == ("", 0) and closed.closed
+
+
+def test_a_buffer_that_the_step_closes_stays_closed(weight):
+    text = io.StringIO()
+
+    def step(x):
+        text.close()
+        return loss_of(weight, x)
+
+    fit(step)
+    assert text.closed
