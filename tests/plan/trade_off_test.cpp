@@ -13,6 +13,7 @@
 #include "snug/plan/search/chain.h"
 #include "snug/plan/search/chain_program.h"
 #include "snug/plan/search/front.h"
+#include "snug/plan/search/price_search.h"
 #include "tests/plan/random_graph.h"
 
 namespace snug::plan {
@@ -285,6 +286,22 @@ TEST(ChainPlans, HaveAtMostSoManyBudgets) {
   const Bytes least = lower_bound_of_peak(graph), most = plan_none(graph).predicted_peak;
   EXPECT_LE(chain_plans(graph, chain, least, most, 200).size(), 201U);
   EXPECT_GT(chain_plans(graph, chain, least, most).size(), 400U);
+}
+
+TEST(PlansPerStage, AreFewerForLargerSteps) {
+  for (const int blocks : {10, 200, 2000}) {
+    const StepGraph graph = synthetic::gpt_like({.blocks = blocks});
+    const std::size_t most = plans_per_stage(graph);
+    EXPECT_EQ(most, blocks == 2000 ? 399U : 2048U);
+    const Bytes peak = plan_none(graph).predicted_peak;
+    const auto of_chain = chain_plans(graph, make_chain(graph, 48), lower_bound_of_peak(graph), peak).size();
+    const auto priced = priced_plans(graph).size();
+    EXPECT_LE(of_chain, most + 1);
+    EXPECT_LE(priced, most);
+    // And are tried: about half are made by no other budget.
+    EXPECT_GT(of_chain, most / 8);
+    EXPECT_GT(priced, most / 8);
+  }
 }
 
 /// The fewest checkpoints that reverse so many steps within `forwards` forward passes (Griewank 1992).

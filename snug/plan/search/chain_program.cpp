@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "snug/plan/run/presets.h"
+#include "snug/plan/search/front.h"
 
 namespace snug::plan {
 namespace {
@@ -46,7 +47,8 @@ class Program {
     }
     const Bytes range = std::max<Bytes>(most - least_, 0);
     const std::size_t pairs = count_ * (count_ + 1) / 2;
-    const std::size_t affordable = std::clamp(kTableSize / std::max<std::size_t>(pairs, 1), kFewestRooms, most_rooms);
+    const std::size_t affordable =
+        std::min(most_rooms, std::max(kTableSize / std::max<std::size_t>(pairs, 1), kFewestRooms));
     if (unit == 0 || range / unit > static_cast<Bytes>(affordable)) {
       unit = std::max<Bytes>(1, (range + static_cast<Bytes>(affordable) - 1) / static_cast<Bytes>(affordable));
     }
@@ -186,7 +188,8 @@ std::vector<MemoryPlan> chain_plans(const StepGraph& graph, const Chain& chain, 
                                     std::size_t most_rooms) {
   std::vector<MemoryPlan> plans;
   if (chain.pieces.empty() || most < least) return plans;
-  const Program program(graph, chain, least, most, std::max(most_rooms, kFewestRooms));
+  const Program program(graph, chain, least, most,
+                        std::min(std::max(most_rooms, kFewestRooms), plans_per_stage(graph)));
   const MemoryPlan bare = bare_plan(graph);
   for (std::size_t room = program.rooms(); room-- > 0;) {
     if (!program.possible(room)) break;  // a smaller room holds no more

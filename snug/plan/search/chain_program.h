@@ -16,7 +16,7 @@ namespace snug::plan {
 /// first piece runs under an option and the rest follows in the room that is left; or pieces up to some cut run without
 /// keeping anything, the rest follows, and then they are run again as a chain of their own. The second becomes a
 /// segment, and segments nest.
-/// There are at most `most_rooms` budgets.
+/// There are at most `most_rooms` budgets, and at most plans_per_stage().
 std::vector<MemoryPlan> chain_plans(const StepGraph& graph, const Chain& chain, Bytes least, Bytes most,
                                     std::size_t most_rooms = 2048);
 

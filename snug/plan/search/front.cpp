@@ -50,6 +50,11 @@ bool worth_having(const std::vector<MemoryPlan>& front, Bytes peak, double secon
 
 std::int64_t most_replays(const StepGraph& graph) { return 12 * static_cast<std::int64_t>(graph.ops.size()) + 20'000; }
 
+std::size_t plans_per_stage(const StepGraph& graph) {
+  constexpr std::size_t kOps = 8'000'000, kFewest = 64, kMost = 2048;
+  return std::clamp(kOps / std::max<std::size_t>(graph.ops.size(), 1), kFewest, kMost);
+}
+
 std::optional<MemoryPlan> predicted_if_useful(const StepGraph& graph, MemoryPlan plan, Effort* effort) {
   plan = within_host(graph, std::move(plan));
   const auto run = simulate_within(graph, plan, most_replays(graph));

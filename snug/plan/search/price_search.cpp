@@ -19,12 +19,25 @@
 namespace snug::plan {
 namespace {
 
-constexpr std::size_t kHull = 64;  // vertices that the search starts from
 constexpr std::size_t kMixed = 3;  // moments that are looked at in pairs
 constexpr int kSharesOfAMix = 4;
-constexpr std::size_t kMixedHull = 16;
-constexpr std::size_t kBudgets = 24;
 constexpr int kStepsPerBudget = 10;
+
+/// How much is tried. Each vertex, and each step for a budget, are two plans to simulate.
+struct Extent {
+  std::size_t hull = 64;  ///< vertices that the search starts from
+  std::size_t mixed_hull = 16;
+  std::size_t budgets = 24;
+};
+
+/// All of it for steps of up to 5,000 operators: together some 1,500 plans.
+Extent extent_for(const StepGraph& graph) {
+  const Extent all;
+  const auto share = [plans = std::min<std::size_t>(plans_per_stage(graph), 1600)](std::size_t of, std::size_t least) {
+    return std::max(of * plans / 1600, least);
+  };
+  return {share(all.hull, 8), share(all.mixed_hull, 2), share(all.budgets, 3)};
+}
 constexpr std::size_t kMostPrices = 24;
 
 /// Events between which a value that is kept takes memory only because it is kept: the program has let go of it, and
@@ -57,13 +70,14 @@ class Search {
   Search(const StepGraph& graph, std::size_t settle)
       : graph_(graph),
         bare_(bare_plan(graph)),
+        extent_(extent_for(graph)),
         stays_(stays_of(graph, settle)),
         relaxation_(graph, Moment(graph, settle)) {}
 
   std::vector<MemoryPlan> run() {
     add(plan_none(graph_));
     // At one price for all moments first.
-    for (const RelaxedChoice& choice : relaxation_.hull(kHull)) try_choice(choice);
+    for (const RelaxedChoice& choice : relaxation_.hull(extent_.hull)) try_choice(choice);
     // Then at two moments at a time, of those where plans have their peaks.
     for (int round = 0; round < 2; ++round) {
       const std::vector<std::size_t> events = frequent_peaks();
@@ -73,8 +87,8 @@ class Search {
     }
     const Bytes most = plans_.front().predicted_peak;
     const Bytes least = lower_bound_of_peak(graph_);
-    for (std::size_t i = 1; i < kBudgets && most > least; ++i) {
-      search(least + (most - least) * static_cast<Bytes>(kBudgets - i) / static_cast<Bytes>(kBudgets));
+    for (std::size_t i = 1; i < extent_.budgets && most > least; ++i) {
+      search(least + (most - least) * static_cast<Bytes>(extent_.budgets - i) / static_cast<Bytes>(extent_.budgets));
     }
     return std::move(plans_);
   }
@@ -100,7 +114,7 @@ class Search {
     for (int share = 0; share <= kSharesOfAMix; ++share) {
       prices_ = {{a, static_cast<double>(share) / kSharesOfAMix}, {b, 1 - static_cast<double>(share) / kSharesOfAMix}};
       relaxation_.set_weights(weights());
-      for (const RelaxedChoice& choice : relaxation_.hull(kMixedHull)) try_choice(choice);
+      for (const RelaxedChoice& choice : relaxation_.hull(extent_.mixed_hull)) try_choice(choice);
     }
     prices_.clear();
   }
@@ -193,6 +207,7 @@ class Search {
 
   const StepGraph& graph_;
   MemoryPlan bare_;
+  Extent extent_;
   std::vector<Stay> stays_;
   Relaxation relaxation_;
   std::vector<Price> prices_;
