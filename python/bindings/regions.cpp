@@ -87,12 +87,13 @@ class PyRegion {
 
 class PyUnrecorded {
  public:
-  explicit PyUnrecorded(std::vector<at::Tensor> written) : written_(std::move(written)) {}
-  void enter() { scope_.emplace(std::exchange(written_, {})); }
+  PyUnrecorded(std::vector<at::Tensor> written, std::vector<at::Tensor> maybe_written)
+      : written_(std::move(written)), maybe_written_(std::move(maybe_written)) {}
+  void enter() { scope_.emplace(std::exchange(written_, {}), std::exchange(maybe_written_, {})); }
   void exit() { scope_.reset(); }
 
  private:
-  std::vector<at::Tensor> written_;
+  std::vector<at::Tensor> written_, maybe_written_;
   std::optional<record::Unrecorded> scope_;
 };
 
@@ -227,7 +228,8 @@ void bind_regions(py::module_& m) {
       },
       py::arg("keys"));
   py::class_<PyUnrecorded>(m, "Unrecorded")
-      .def(py::init<std::vector<at::Tensor>>(), py::arg("written"))
+      .def(py::init<std::vector<at::Tensor>, std::vector<at::Tensor>>(), py::arg("written"),
+           py::arg("maybe_written") = std::vector<at::Tensor>())
       .def("__enter__", &PyUnrecorded::enter)
       .def("__exit__", [](PyUnrecorded& scope, const py::args&) { scope.exit(); });
   py::class_<PyModuleScope>(m, "ModuleScope")

@@ -24,9 +24,10 @@ def _wrap_graph(graph: type) -> None:
 
     @functools.wraps(plain)
     def call(self: Any, inputs: Sequence[Any]) -> Any:
-        written = getattr(self, "mutated_input_idxs", range(len(inputs)))
-        tensors = [inputs[i] for i in written if isinstance(inputs[i], torch.Tensor)]
-        with _core.Unrecorded(tensors):
+        is_known = hasattr(self, "mutated_input_idxs")
+        positions = self.mutated_input_idxs if is_known else range(len(inputs))
+        tensors = [inputs[i] for i in positions if isinstance(inputs[i], torch.Tensor)]
+        with _core.Unrecorded(tensors if is_known else [], maybe_written=[] if is_known else tensors):
             return plain(self, inputs)
 
     graph.__call__ = call  # type: ignore[method-assign]
@@ -40,7 +41,7 @@ def _wrap_inductor(module: ModuleType) -> None:
 
 def _wrap_triton(module: ModuleType) -> None:
     """Every launch, by kernel[grid](...) or by an autotuner, goes through JITFunction.run. Which of its tensors a kernel
-    writes it does not say, so each counts as written."""
+    writes it does not say, so any may be."""
     plain = module.JITFunction.run
 
     @functools.wraps(plain)
@@ -48,7 +49,7 @@ def _wrap_triton(module: ModuleType) -> None:
         if kwargs.get("warmup"):
             return plain(self, *args, **kwargs)
         tensors = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, torch.Tensor)]
-        with _core.Unrecorded(tensors):
+        with _core.Unrecorded([], maybe_written=tensors):
             return plain(self, *args, **kwargs)
 
     module.JITFunction.run = run

@@ -193,7 +193,8 @@ BUFFERS = (io.StringIO, io.BytesIO)
 
 class SavedBuffer:
     """Restores the contents and the position of an object of one of BUFFERS or of a class derived from it. One that is closed, now
-    or by the step, stays closed. Calls no methods of the program's class."""
+    or by the step, stays closed. Calls no methods of the program's class. Raises BufferError if the length has changed and a
+    memoryview of it has been made since, as BytesIO does."""
 
     def __init__(self, buffer: Any) -> None:
         self._buffer = buffer
@@ -208,7 +209,13 @@ class SavedBuffer:
         return len(self._before[0]) if self._before else 0
 
     def put_back(self) -> None:
-        if (now := self._now()) and now != self._before:
+        if not (now := self._now()) or now == self._before:
+            return
+        before = self._before[0]
+        if isinstance(before, bytes) and len(before) == len(now[0]):  # possible with views of it, too
+            self._kind.getbuffer(self._buffer)[:] = before
+            self._kind.seek(self._buffer, self._before[1])
+        else:
             self._kind.__setstate__(self._buffer, (*self._before, None))
 
 

@@ -35,6 +35,7 @@ std::byte* HostPool::Slabs::take(Bytes length) {
       free(taken->gone);
       memory_[slab] = allocator_.allocate(static_cast<std::size_t>(book_.size(slab)));  // rounds up to powers of two
     } catch (const std::exception&) {
+      for (const SlabBook::Id gone : taken->gone) memory_.erase(gone);  // the book has let go of them
       memory_.erase(slab);
       book_.drop(slab);
       return nullptr;
@@ -115,8 +116,8 @@ std::string HostPool::why_full(Bytes length) const {
   const bool in_slabs = std::holds_alternative<Slabs>(source_);
   const Bytes takes = in_slabs ? SlabBook::least_slab(length) : length;
   if (!budget_->most_ || budget_->held() + takes <= *budget_->most_) {
-    return fmt::format("host memory: the system refuses {} more, with {} taken; set a host budget to plan with less",
-                       format_bytes(length), taken);
+    return fmt::format("host memory: the system refuses {} more, with {} taken; {} to plan with less",
+                       format_bytes(length), taken, budget_->most_ ? "lower the host budget" : "set a host budget");
   }
   std::string piece;
   if (in_slabs) piece = fmt::format(" (as page-locked memory of {}, a power of two)", format_bytes(takes));

@@ -339,19 +339,25 @@ Recording::~Recording() {
   direct_operators();
 }
 
-Unrecorded::Unrecorded(const std::vector<at::Tensor>& written) {
+Unrecorded::Unrecorded(const std::vector<at::Tensor>& written, const std::vector<at::Tensor>& maybe_written) {
   if (HiddenWrites* const kernel = HiddenWrites::here(); kernel != nullptr && !inside_) {
-    for (const at::Tensor& tensor : written) kernel->writes(tensor);
+    for (const auto* const tensors : {&written, &maybe_written}) {
+      for (const at::Tensor& tensor : *tensors) kernel->writes(tensor);
+    }
     return;
   }
   if (inside_) return;  // of an operator, which the tape replays as a whole
   const auto& tape = recording_tape();
-  for (const at::Tensor& tensor : written) {
-    if (!tensor.defined() || !tensor.has_storage()) continue;
+  const auto tell = [&](const at::Tensor& tensor, Tape::Version version) {
+    if (!tensor.defined() || !tensor.has_storage()) return;
     OperatorGate::tell_before_write(tensor);
-    // Finished tapes are not told: kernels only read most of their arguments, and each would be copied.
-    if (tape) tape->written_elsewhere(tensor.storage().unsafeGetStorageImpl());
-  }
+    if (version != Tape::Version::Unknown) tell_finished_tapes(tensor);
+    if (!tape) return;
+    tape->written_elsewhere(tensor.storage().unsafeGetStorageImpl());
+    tape->note_written(tensor, version);
+  };
+  for (const at::Tensor& tensor : written) tell(tensor, Tape::Version::MayStay);
+  for (const at::Tensor& tensor : maybe_written) tell(tensor, Tape::Version::Unknown);
 }
 
 }  // namespace snug::record

@@ -126,10 +126,12 @@ void tell_finished_tapes(const at::Tensor& tensor);
 
 /// For code that writes without telling autograd, a compiler's kernels among it: nothing that this thread runs in the
 /// life of the scope is recorded, and what it makes is a leaf when it is read afterwards. `written` is what it writes
-/// of the tensors that were there before. Throws what an OperatorGate does that must not see them written.
+/// of the tensors that were there before; of `maybe_written` it may only read some. For these, the tape that records
+/// assumes a write, but tapes that are finished do not: they would copy every weight that a kernel reads. Throws what
+/// an OperatorGate does that must not see them written.
 class Unrecorded {
  public:
-  explicit Unrecorded(const std::vector<at::Tensor>& written);
+  explicit Unrecorded(const std::vector<at::Tensor>& written, const std::vector<at::Tensor>& maybe_written = {});
 
  private:
   bool inside_ = c10::impl::tls_is_dispatch_key_excluded(kRecordingKey);

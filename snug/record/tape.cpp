@@ -98,12 +98,12 @@ void Tape::written_elsewhere(c10::StorageImpl* storage) {
     values_.gone(value);
     if (ledger().fetchable(value)) return values_.forget_storage(storage);
   }
+  // A finished tape may have let go of what would recompute it.
+  const bool is_copied = flow().is_leaf(value) || finished();
   // First: if there is no memory for the copy, the program may free some and run the operator again.
-  if (flow().is_leaf(value)) values_.copy_before_write(value);
-  const bool cannot_be_made_again = finished() && !flow().is_leaf(value) && !can_be_made_again(value);
-  if (cannot_be_made_again) values_.copy_before_write(value);
+  if (is_copied && values_.in_programs_storage(value)) values_.copy_before_write(value);
   values_.forget_storage(storage);
-  if (flow().is_leaf(value) || cannot_be_made_again) return;
+  if (is_copied) return;
   if (unsharded_.is_kept(value)) keep_what_is_made_of(value);
   lookup_.displace(value);
 }
@@ -180,9 +180,13 @@ bool Tape::readable(plan::ValueId value, const Read& read) {
 
 bool Tape::load(plan::ValueId value) {
   c10::Storage storage;
-  if (!readable(value, [&] { storage = values_.fetch(value); })) return false;
+  const auto fetch = [&] {
+    storage = values_.fetch(value);
+    if (verified_.compares(value)) values_.arrived(value);
+  };
+  if (!readable(value, fetch)) return false;
   if (ledger().resident(value)) return true;  // where it was, as it has not left
-  values_.cache(value, std::move(storage));   // no replay has made it: there is nothing to compare
+  put(value, std::move(storage));
   return true;
 }
 

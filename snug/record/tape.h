@@ -90,10 +90,11 @@ class Tape {
 
   /// Another tape, which hides this one, is about to record a write: what was known of the storage no longer holds.
   void written_elsewhere(c10::StorageImpl* storage);
-  /// Whether a write raises the version of what is written.
-  enum class Version : std::uint8_t { Rises, MayStay };
+  /// Whether a write raises the version of what is written. Unknown: a kernel had the tensor, and may only have read
+  /// it.
+  enum class Version : std::uint8_t { Rises, MayStay, Unknown };
   /// Marks the saved tensors that share bytes with `tensor`, which an operator has written, on this tape or on one that
-  /// hides it (see SavedTensor::written).
+  /// hides it (see SavedTensor::written). With Unknown only leaves: marked results stay in memory until backward.
   void note_written(const at::Tensor& tensor, Version version);
   /// For a finished tape: an operator that no tape or another one records is about to write `tensor` without raising
   /// its version. Copies what replays need of it and marks saved tensors that share its bytes (note_written). Does

@@ -91,6 +91,7 @@ void Tape::note_written(const at::Tensor& tensor, Version version) {
   for (SavedTensor* const saved : saved_.bound) {
     if (values_.address(saved->view.value) != storage) continue;
     if (view && !calls_.geometry().overlap(saved->view, *view)) continue;
+    if (version == Version::Unknown && !flow().is_leaf(saved->view.value)) continue;
     if (version == Version::Rises) {
       saved->written_over = true;
     } else {

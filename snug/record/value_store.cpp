@@ -222,8 +222,6 @@ void ValueStore::count_writes_of(plan::ValueId value, const at::Tensor& tensor) 
 c10::Storage ValueStore::programs_storage(plan::ValueId value) const {
   const Value& v = at(value);
   if (v.copied && !ledger_.fetchable(value)) return {};  // overwritten since it was copied
-  // NumPy and the like cannot write an accelerator's memory; there the step fetches and recomputes as planned.
-  if (!v.device.is_cpu() && (v.storage || ledger_.fetchable(value))) return {};
   c10::Storage storage(v.identity.lock());
   const bool is_there =
       storage && static_cast<Bytes>(storage.nbytes()) == v.nbytes && in(storage.unsafeGetStorageImpl()) == value;

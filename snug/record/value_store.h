@@ -168,8 +168,7 @@ class ValueStore {
   /// Holds an absent leaf again that the program still has; false where that has gone.
   bool hold_again(plan::ValueId leaf);
   /// The program's storage of the value, which plain autograd would read, even if there is another copy of the
-  /// contents. Undefined if it was freed, resized, or overwritten by a recorded operator. On accelerators only for
-  /// absent values.
+  /// contents. Undefined if it was freed, resized, or overwritten by a recorded operator.
   [[nodiscard]] c10::Storage programs_storage(plan::ValueId value) const;
 
   /// Results that are held as the program has them.

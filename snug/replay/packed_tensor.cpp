@@ -129,6 +129,7 @@ c10::Storage PackedTensor::contents() {
     try {
       if (values.ledger().cached(value)) (void)tape_->asked_for(value);
     } catch (const Error&) {  // a moved copy cannot be read, and is not needed
+      if (values.ledger().cached(value)) values.evict(value);
     }
     return storage;
   }

@@ -104,6 +104,18 @@ def test_buffers_have_their_contents_and_positions_again(weight):
     assert (lines.getvalue(), lines.count) == ("", 0) and closed.closed
 
 
+def test_buffers_with_views_have_their_contents_and_positions_again(weight):
+    data = io.BytesIO(b"12345678")
+    view = data.getbuffer()
+
+    def step(x):
+        view[0] = data.read(2)[1]
+        return loss_of(weight, x)
+
+    fit(step)
+    assert bytes(view) == b"12345678" and data.tell() == 0
+
+
 def test_a_buffer_that_the_step_closes_stays_closed(weight):
     text = io.StringIO()
 

@@ -40,6 +40,27 @@ def test_a_value_that_several_operators_save_is_compared_once():
     assert compared[0] > 1 and compared[1:] == [1, 1]
 
 
+def test_moved_values_are_compared_in_the_first_step_and_then_one_in_each():
+    weights = [leaf(64, 64) for _ in range(4)]
+
+    def step(b):
+        for w in weights:
+            b = torch.tanh(b @ w)
+        return b.square().mean()
+
+    x = torch.randn(256, 64)
+    plan = snug.plan(step, x, "100%", host_budget="1GiB", strategy="offload(1)")
+    with snug.fit(step, x, plan=plan, host_budget="1GiB") as session:
+        compared = []
+        for _ in range(3):
+            for w in weights:
+                w.grad = None
+            session.backward(x)
+            compared.append(session.last_step.compared_values)
+            assert session.last_step.replayed_ops == 0
+        assert compared[0] > 1 and compared[1:] == [1, 1]
+
+
 def test_a_result_whose_storage_is_freed_in_the_forward_pass_is_recomputed():
     class Frees(torch.autograd.Function):
         """Frees its input, which nothing else in plain PyTorch needs, and makes its gradient of its result."""

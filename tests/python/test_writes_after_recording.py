@@ -150,7 +150,8 @@ def test_operators_of_optimizers_in_another_region(write):
 
 @pytest.mark.parametrize("keep", [snug.Keep(), snug.Selective(keep=["aten::mm"])])
 @pytest.mark.parametrize("is_there", [False, True])
-def test_a_kernel_in_backward_that_is_told_to_write_what_was_kept(keep, is_there):
+@pytest.mark.parametrize("argument", ["written", "maybe_written"])
+def test_a_kernel_in_backward_that_is_told_to_write_what_was_kept(keep, is_there, argument):
     """Launches of Triton kernels count as writes to all that they are given, most of which they only read."""
 
     class Doubled(torch.autograd.Function):
@@ -161,7 +162,7 @@ def test_a_kernel_in_backward_that_is_told_to_write_what_was_kept(keep, is_there
 
         @staticmethod
         def backward(ctx, gradient):
-            with _core.Unrecorded([*ctx.saved_tensors, gradient]):
+            with _core.Unrecorded(**{"written": [], argument: [*ctx.saved_tensors, gradient]}):
                 return gradient * 2
 
     found = []
@@ -195,6 +196,65 @@ def test_a_write_to_what_was_kept_and_cannot_be_made_again():
             torch.ops.after_recording.triple_(h)
         loss.backward()
         found.append(bits([w.grad]))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("argument, in_another", [("written", False), ("written", True), ("maybe_written", False)])
+def test_a_raw_kernel_that_writes_a_saved_leaf(argument, in_another):
+    found = []
+    for around in (contextlib.nullcontext, REGIONS["recompute"]):
+        w, x = torch.ones(8, requires_grad=True), torch.linspace(0.1, 1, 8)
+
+        def kernel(x):
+            with _core.Unrecorded(**{"written": [], argument: [x]}):  # as graphs of torch.compile and Triton kernels are
+                x.detach().numpy()[:] = 7
+
+        with around():
+            (x * w).sin().sum()
+            loss = (x * w).sum()
+            if not in_another:
+                kernel(x)
+        with around():
+            if in_another:
+                kernel(x)
+        loss.backward()
+        found.append(bits([w.grad]))
+    assert found[0] == found[1]
+
+
+def test_a_raw_kernel_that_writes_a_saved_result():
+    found = []
+    for around in (contextlib.nullcontext, REGIONS["recompute"]):
+        w, x = torch.ones(512, requires_grad=True), torch.linspace(0.1, 1, 512)
+        with around():
+            h = x.sin()
+            loss = (h * w).sum()
+            with _core.Unrecorded([h]):
+                h.numpy()[:] = 7
+        del h
+        loss.backward()
+        found.append(bits([w.grad]))
+    assert found[0] == found[1]
+
+
+def test_a_write_to_what_was_kept_and_two_replays_read():
+    """To make it again would take what no replay is counted to read."""
+    found = []
+    for around, inner in ((contextlib.nullcontext, contextlib.nullcontext), (REGIONS["keep"], REGIONS["recompute"])):
+        torch.manual_seed(0)
+        x, w = torch.randn(64, 64), torch.randn(64, 64)
+        p, q = torch.randn(64, 64, requires_grad=True), torch.randn(64, 64, requires_grad=True)
+        with around():
+            h = x @ w
+            with inner():
+                a = (h + p).sin()
+            with inner():
+                b = (h + q).cos()
+            loss = a.sum() + b.sum()
+        with around():
+            torch.ops.after_recording.triple_(h)
+        loss.backward()
+        found.append(bits([p.grad, q.grad]))
     assert found[0] == found[1]
 
 
