@@ -11,7 +11,6 @@
 #include "snug/plan/run/offload_presets.h"
 #include "snug/plan/run/presets.h"
 #include "snug/plan/run/simulator.h"
-#include "snug/plan/several_devices.h"
 
 namespace snug::plan {
 namespace {
@@ -94,12 +93,13 @@ MemoryPlan Planner::plan_of_first(const StepGraph& now, std::optional<Budget> bu
 MemoryPlan Planner::plan(const StepGraph& now, const Budgets& budgets) const {
   MemoryPlan first = plan_of_first(now, budgets.own);
   if (budgets.others.empty()) return first;
-  return std::visit(Match{
-                        [&](const TradeOff&) { return plan_everywhere(now, std::move(first), budgets, options_); },
-                        [&](const MemoryPlan&) { return checked_everywhere(now, std::move(first), budgets); },
-                        [&](const Evicted&) { return std::move(first); },  // as on the first, so on the others
-                    },
-                    plans_);
+  return std::visit(
+      Match{
+          [&](const TradeOff&) { return plan_everywhere(now, std::move(first), budgets, *searches_, options_); },
+          [&](const MemoryPlan&) { return checked_everywhere(now, std::move(first), budgets); },
+          [&](const Evicted&) { return std::move(first); },  // as on the first, so on the others
+      },
+      plans_);
 }
 
 Bytes Planner::floor(const StepGraph& now) const {

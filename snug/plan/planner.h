@@ -1,5 +1,6 @@
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -7,6 +8,7 @@
 
 #include "snug/plan/bound/lower_bound.h"
 #include "snug/plan/budget.h"
+#include "snug/plan/several_devices.h"
 #include "snug/plan/step/memory_plan.h"
 #include "snug/plan/step/step_graph.h"
 #include "snug/plan/strategy.h"
@@ -14,7 +16,9 @@
 
 namespace snug::plan {
 
-/// Makes plans for one step by one strategy. What is searched is searched once; further budgets are quick.
+/// Makes plans for one step by one strategy. The step is searched once; further budgets take some thousand simulated
+/// operators each. With budgets for further devices, each combination of plans for the others takes a search of its
+/// own. Copies share what has been searched. Any thread.
 class Planner {
  public:
   /// `strategy` as strategy_from reads it. Throws UsageError when it names none or its argument does not suit the step.
@@ -53,6 +57,7 @@ class Planner {
   Plans plans_;
   Bytes outside_;  // see StepGraph::outside
   SearchOptions options_;
+  std::shared_ptr<DeviceSearches> searches_ = std::make_shared<DeviceSearches>();
 };
 
 /// What no plan within the budget beats; without one, no plan within what the step takes with everything kept.

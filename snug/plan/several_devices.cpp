@@ -15,6 +15,7 @@ namespace {
 
 // Each round plans one device anew. Those that have not come together by then go round in circles.
 constexpr int kRoundsPerDevice = 4;
+constexpr std::size_t kKept = 32;  // of the searches of a step
 
 /// One device with a budget.
 struct Place {
@@ -114,8 +115,13 @@ MemoryPlan predicted_everywhere(const StepGraph& graph, MemoryPlan plan, const s
 class DeviceByDevice {
  public:
   /// `held`: values that every plan keeps.
-  DeviceByDevice(const StepGraph& graph, const Budgets& budgets, SearchOptions options, std::vector<ValueId> held)
-      : graph_(graph), options_(options), held_(std::move(held)), places_(places_of(graph, budgets)) {}
+  DeviceByDevice(const StepGraph& graph, const Budgets& budgets, DeviceSearches& searches, SearchOptions options,
+                 std::vector<ValueId> held)
+      : graph_(graph),
+        searches_(searches),
+        options_(options),
+        held_(std::move(held)),
+        places_(places_of(graph, budgets)) {}
 
   MemoryPlan from(MemoryPlan plan) {
     for (const ValueId v : held_) plan.actions[at(v)] = kKeep;
@@ -158,7 +164,7 @@ class DeviceByDevice {
     for (const ValueId v : held_) with_others.values[at(v)].must = Must::Keep;
     Budget target = place.budget;
     target.limit -= place.squeezed;
-    MemoryPlan found = TradeOff(with_others, options_).best(with_others, target);
+    MemoryPlan found = searches_.of(with_others, options_)->best(with_others, target);
     for (std::size_t v = 0; v < found.actions.size(); ++v) {
       if (!is_here(v)) found.actions[v] = plan.action(static_cast<ValueId>(v));
     }
@@ -170,6 +176,7 @@ class DeviceByDevice {
   }
 
   const StepGraph& graph_;
+  DeviceSearches& searches_;
   SearchOptions options_;
   std::vector<ValueId> held_;
   std::vector<Place> places_;
@@ -177,10 +184,32 @@ class DeviceByDevice {
 
 }  // namespace
 
-MemoryPlan plan_everywhere(const StepGraph& graph, MemoryPlan first, const Budgets& budgets, SearchOptions options) {
+std::shared_ptr<const TradeOff> DeviceSearches::of(const StepGraph& graph, SearchOptions options) {
+  std::vector<Must> musts;
+  musts.reserve(graph.values.size());
+  for (const ValueInfo& value : graph.values) musts.push_back(value.must);
+  const std::lock_guard lock(mutex_);
+  const auto is_it = [&](const Search& s) { return s.device == graph.devices.front() && s.musts == musts; };
+  if (const auto found = std::ranges::find_if(latest_, is_it); found != latest_.end()) {
+    latest_.splice(latest_.begin(), latest_, found);
+  } else {
+    latest_.push_front({graph.devices.front(), std::move(musts), std::make_shared<const TradeOff>(graph, options)});
+    ++made_;
+    if (latest_.size() > kKept) latest_.pop_back();
+  }
+  return latest_.front().found;
+}
+
+std::size_t DeviceSearches::made() const {
+  const std::lock_guard lock(mutex_);
+  return made_;
+}
+
+MemoryPlan plan_everywhere(const StepGraph& graph, MemoryPlan first, const Budgets& budgets, DeviceSearches& searches,
+                           SearchOptions options) {
   const auto attempt = [&](std::vector<ValueId> held) -> std::variant<MemoryPlan, DoesNotFit> {
     try {
-      return DeviceByDevice(graph, budgets, options, std::move(held)).from(first);
+      return DeviceByDevice(graph, budgets, searches, options, std::move(held)).from(first);
     } catch (const DoesNotFit& refusal) {
       return refusal;
     }

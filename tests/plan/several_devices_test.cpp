@@ -175,10 +175,32 @@ TEST(SeveralDevices, MemoryForCopiesIsThatOfTheActionsItWasFoundWith) {
       MoveCost{.out_seconds_per_byte = per_byte, .in_seconds_per_byte = per_byte, .overlaps = true, .budget = 64_MiB};
   const MemoryPlan none = plan_none(graph);
   const Budgets limits = budgets(peak_on(graph, none, "gpu:0") - 6_MiB, 1_GiB);
-  const MemoryPlan plan = plan_everywhere(graph, none, limits, {});
+  DeviceSearches searches;
+  const MemoryPlan plan = plan_everywhere(graph, none, limits, searches);
   EXPECT_LE(peak_on(graph, plan, "gpu:0"), limits.own->limit);
   EXPECT_GT(std::ranges::count_if(plan.actions, is_moved), 0);
   EXPECT_GT(plan.staging.leaving + plan.staging.arriving, 0) << "and nobody waits for each copy";
+}
+
+TEST(SeveralDevices, AStepIsSearchedAgainOnlyForOtherPlansOfOtherDevices) {
+  StepGraph graph = chain_on_two(16);
+  const MemoryPlan none = plan_none(graph);
+  const Bytes first = peak_on(graph, none, "gpu:0"), second = peak_on(graph, none, "gpu:1");
+  DeviceSearches searches;
+  const MemoryPlan plan = plan_everywhere(graph, none, budgets(first - 3_MiB, second - 3_MiB), searches);
+  const std::size_t made = searches.made();
+  EXPECT_GE(made, 2U);
+  EXPECT_EQ(plan_everywhere(graph, none, budgets(first - 3_MiB, second - 3_MiB), searches), plan);
+  EXPECT_EQ(searches.made(), made);
+  // The memory outside of the step has changed.
+  graph.static_bytes += 512_KiB;
+  const Budgets larger = budgets(first - 3_MiB + 512_KiB, second - 3_MiB);
+  const MemoryPlan later = plan_everywhere(graph, none, larger, searches);
+  EXPECT_EQ(searches.made(), made);
+  DeviceSearches fresh;
+  EXPECT_EQ(plan_everywhere(graph, none, larger, fresh), later);
+  EXPECT_EQ(fresh.made(), made);
+  EXPECT_EQ(later.actions, plan.actions);
 }
 
 TEST(SeveralDevices, TheirFiguresAreWrittenAndRead) {

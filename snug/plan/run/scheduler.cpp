@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <set>
 #include <span>
 #include <stdexcept>
 #include <utility>
@@ -58,13 +59,15 @@ class Scheduler::Search {
   bool encloses(SegmentId s) const { return s == segment_ || flow_.common_segment(s, segment_) == s; }
 
   /// What the target is made of is, so those of the same groups are.
-  [[nodiscard]] bool its_leaves_are_there(OpId op) const {
+  [[nodiscard]] bool its_leaves_are_there(OpId op) {
     const GroupId group = flow_.group(op);
     if (group < 0) return group == kAlwaysThere;
-    for (OpId other = first_; other <= last_; ++other) {
-      if (ops_.get(at(other)) == kPath && flow_.group(other) == group) return true;
+    if (groups_of_path_.empty()) {
+      for (OpId other = first_; other <= last_; ++other) {
+        if (ops_.get(at(other)) == kPath) groups_of_path_.insert(flow_.group(other));
+      }
     }
-    return false;
+    return groups_of_path_.contains(group);
   }
 
   /// The operators that the target depends on.
@@ -221,6 +224,7 @@ class Scheduler::Search {
   const SegmentId segment_;
   OpId first_;
   const OpId last_;
+  std::set<GroupId> groups_of_path_;  // once they are asked for
   bool fetches_ = false;
 };
 

@@ -7,6 +7,8 @@
 #include <numeric>
 #include <utility>
 
+#include "snug/base/range_heap.h"
+
 namespace snug::plan {
 namespace {
 
@@ -81,6 +83,47 @@ Order with_highest_first(const Order& order, std::span<const TimedBlock> blocks,
   return changed;
 }
 
+/// Comparisons that place blocks in one order.
+std::int64_t cost_of_order(std::size_t blocks) {
+  const auto count = static_cast<std::int64_t>(blocks);
+  return count * count / 2 + count;
+}
+
+/// As an allocator with best fit would, moment by moment.
+Layout in_order_of_time(std::span<const TimedBlock> blocks, std::span<const Occupied> occupied) {
+  struct Change {
+    std::int64_t moment;
+    bool begins;  // what ends at the moment goes before
+    std::size_t block;
+    auto operator<=>(const Change&) const = default;
+  };
+  std::vector<Change> changes;
+  Bytes enough = 0;
+  for (const auto& [offset, bytes] : occupied) enough = std::max(enough, offset + bytes);
+  for (std::size_t i = 0; i < blocks.size(); ++i) {
+    enough += blocks[i].bytes;
+    if (blocks[i].begin >= blocks[i].end || blocks[i].bytes <= 0) continue;
+    changes.push_back({blocks[i].begin, true, i});
+    changes.push_back({blocks[i].end, false, i});
+  }
+  std::ranges::sort(changes);
+  RangeHeap free;
+  free.give(0, enough);
+  for (const auto& [offset, bytes] : occupied) free.take_at(offset, bytes);
+  Layout layout{std::vector<Bytes>(blocks.size()), 0};
+  for (const Change& change : changes) {
+    const Bytes bytes = blocks[change.block].bytes;
+    Bytes& offset = layout.offsets[change.block];
+    if (!change.begins) {
+      free.give(offset, bytes);
+      continue;
+    }
+    offset = *free.take(bytes);
+    layout.bytes = std::max(layout.bytes, offset + bytes);
+  }
+  return layout;
+}
+
 }  // namespace
 
 Bytes highest(std::span<const TimedBlock> blocks) {
@@ -97,16 +140,16 @@ Bytes highest(std::span<const TimedBlock> blocks) {
 }
 
 Layout lay_out(std::span<const TimedBlock> blocks, std::span<const Occupied> occupied) {
-  const Bytes least = highest(blocks);
-  const auto count = static_cast<std::int64_t>(blocks.size());
   std::int64_t left = kComparisons;
+  if (cost_of_order(blocks.size()) > left) return in_order_of_time(blocks, occupied);
+  const Bytes least = highest(blocks);
   Placing place(blocks, occupied);
   Layout best;
   Order of_best;
   Fit fit_of_best = Fit::Lowest;
   const auto consider = [&](const Order& order, Fit fit) {
     Layout layout = place(order, fit);
-    left -= count * count / 2 + count;
+    left -= cost_of_order(blocks.size());
     if (!of_best.empty() && layout.bytes >= best.bytes) return;
     best = std::move(layout);
     of_best = order;
@@ -131,7 +174,7 @@ Layout lay_out(std::span<const TimedBlock> blocks, std::span<const Occupied> occ
     if (changed == order) break;
     order = std::move(changed);
     latest = place(order, fit_of_best);
-    left -= count * count / 2 + count;
+    left -= cost_of_order(blocks.size());
     if (latest.bytes < best.bytes) best = latest;
   }
   return best;

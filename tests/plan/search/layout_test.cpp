@@ -3,8 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
+#include <map>
 #include <numeric>
 #include <random>
+#include <tuple>
 
 namespace snug::plan {
 namespace {
@@ -130,6 +133,49 @@ TEST(Layout, OfManyBlocksItIsFoundInTimeAndTheSameEachTime) {
   const Layout layout = lay_out(blocks);
   EXPECT_LE(static_cast<double>(layout.bytes), 1.1 * static_cast<double>(highest(blocks)));
   EXPECT_EQ(lay_out(blocks).offsets, layout.offsets);
+}
+
+/// The same as expect_apart, in n log n.
+void expect_apart_in_time(const std::vector<TimedBlock>& blocks, const Layout& layout,
+                          const std::vector<Occupied>& occupied) {
+  std::vector<std::tuple<std::int64_t, bool, std::size_t>> changes;
+  for (std::size_t i = 0; i < blocks.size(); ++i) {
+    changes.emplace_back(blocks[i].begin, true, i);
+    changes.emplace_back(blocks[i].end, false, i);
+  }
+  std::ranges::sort(changes);
+  std::map<Bytes, Bytes> there;  // where blocks begin and end
+  for (const auto& [offset, bytes] : occupied) there.emplace(offset, offset + bytes);
+  for (const auto& [moment, begins, i] : changes) {
+    const Bytes offset = layout.offsets[i], end = offset + blocks[i].bytes;
+    if (!begins) {
+      there.erase(offset);
+      continue;
+    }
+    ASSERT_LE(end, layout.bytes);
+    const auto [at, added] = there.emplace(offset, end);
+    ASSERT_TRUE(added) << i;
+    ASSERT_TRUE(at == there.begin() || std::prev(at)->second <= offset) << i;
+    ASSERT_TRUE(std::next(at) == there.end() || std::next(at)->first >= end) << i;
+  }
+}
+
+TEST(Layout, OfAStepOfAHundredThousandOperatorsItIsFoundInTime) {
+  std::vector<TimedBlock> blocks;
+  constexpr std::int64_t kOps = 100'000;
+  std::mt19937 random(3);
+  for (std::int64_t i = 0; i < kOps; ++i) {
+    const auto bytes = [&] { return static_cast<Bytes>(1 + random() % 16) * 512; };
+    blocks.push_back({bytes(), 2 * i, 4 * kOps - 2 * i});
+    blocks.push_back({bytes(), 2 * i, 2 * i + 1});
+    blocks.push_back({bytes(), 4 * kOps - 2 * i - 1, 4 * kOps - 2 * i + 1});
+  }
+  const std::vector<Occupied> occupied = {{64_KiB, 512}, {128_KiB, 64_KiB}};
+  const auto begin = std::chrono::steady_clock::now();
+  const Layout layout = lay_out(blocks, occupied);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20)) << "the squares would take minutes";
+  expect_apart_in_time(blocks, layout, occupied);
+  EXPECT_LE(static_cast<double>(layout.bytes), 1.1 * static_cast<double>(highest(blocks)));
 }
 
 }  // namespace
