@@ -123,7 +123,7 @@ class Run : public StepVisitor {
   }
 
   void die(ValueId v) {
-    if (walk_.alive(v) && !of(v).leaving) original_goes(v, walk_.unpacked(v));
+    if (walk_.alive(v) && !of(v).leaving) original_goes(v);
   }
 
   void save(ValueId v) {
@@ -227,8 +227,8 @@ class Run : public StepVisitor {
   }
 
   void unpack_contents(ValueId v) {
-    if (!ledger_.resident(v) && !walk_.alive(v)) replay(v);  // else backward reads the program's
-    if (ledger_.resident(v)) asked_for(v);
+    if (!ledger_.resident(v)) replay(v);
+    asked_for(v);
     unpacking_ = v;
     ledger_.consume(v);
     unpacking_ = kNoValue;
@@ -240,14 +240,9 @@ class Run : public StepVisitor {
     if (!walk_.alive(v)) original_goes(v);
   }
   /// The storage in which it was made.
-  void original_goes(ValueId v, bool node_has_it = false) {
-    if (!ledger_.resident(v) || of(v).second) storage_goes(v, node_has_it);
+  void original_goes(ValueId v) {
+    if (!ledger_.resident(v) || of(v).second) live_ -= bytes(v);
     of(v).second = false;
-  }
-  /// An unpacked tensor lives until its node is done, which is when the saved tensor is released.
-  void storage_goes(ValueId v, bool node_has_it) {
-    of(v).borrowed |= node_has_it;
-    if (!node_has_it) live_ -= bytes(v);
   }
   [[nodiscard]] bool has_original(ValueId v) const { return walk_.alive(v) || of(v).leaving; }
 
@@ -305,7 +300,12 @@ class Run : public StepVisitor {
   void dropped(ValueId v) {
     if (has_original(v) && !of(v).second) return;
     of(v).second = false;
-    storage_goes(v, unpacking_ == v && !walk_.alive(v));
+    // An unpacked tensor lives until its node is done, which is when the saved tensor is released.
+    if (unpacking_ == v) {
+      of(v).borrowed = true;
+    } else {
+      live_ -= bytes(v);
+    }
   }
 
   /// Whether an output in place needs a storage of its own before its operator runs: a copy of what lives on, or room

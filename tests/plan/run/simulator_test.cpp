@@ -240,39 +240,18 @@ TEST(Simulate, GivesACopyBackWhoseResultIsThereAlready) {
   EXPECT_EQ(run.timeline.back(), 0);
 }
 
-TEST(Simulate, MakesNothingAgainThatTheProgramStillHas) {
+TEST(Simulate, HoldsASecondCopyWhileTheProgramStillHasTheFirst) {
   GraphBuilder g;
   const ValueId leaf = g.leaf();
   const ValueId a = g.op("a", {leaf}, 100);
   g.save(a);
   g.settle();
   g.unpack(a);
-  g.die(a);
   g.release(a);
+  g.die(a);
   const StepGraph graph = g.take();
   const Simulation run = simulate(graph, dropping(graph, {a}), Detail::Timeline);
-  EXPECT_EQ(run.timeline, (std::vector<Bytes>{100, 100, 100, 100, 100, 0}))
-      << "the node has it when the program has not";
-  EXPECT_EQ(run.replayed_ops, 0);
-}
-
-TEST(Simulate, HoldsASecondCopyForAReplayWhileTheProgramStillHasTheFirst) {
-  GraphBuilder g;
-  const ValueId leaf = g.leaf();
-  const ValueId a = g.op("a", {leaf}, 100), b = g.op("b", {a}, 10);
-  g.save(b);
-  g.save(a);
-  g.die(b);
-  g.settle();
-  g.unpack(b);
-  g.release(b);
-  g.unpack(a);
-  g.release(a);
-  g.die(a);
-  const StepGraph graph = g.take();
-  const Simulation run = simulate(graph, dropping(graph, {a, b}), Detail::Timeline);
-  EXPECT_EQ(run.timeline, (std::vector<Bytes>{100, 110, 110, 110, 100, 100, 210, 200, 100, 100, 0}));
-  EXPECT_EQ(run.replayed_ops, 2);
+  EXPECT_EQ(run.timeline, (std::vector<Bytes>{100, 100, 100, 200, 100, 0}));
 }
 
 TEST(Simulate, EndsWithNothingButStaticBytesOnAChain) {
@@ -300,7 +279,7 @@ TEST(Simulate, AgreesWithTheInterpreterOnRandomStepsAndPlans) {
     for (OpId op = 0; op < graph.flow.ops(); ++op) in_place += graph.flow.outputs(op)[0].overwrites != kNoValue;
   }
   // Not vacuous.
-  EXPECT_GT(replays, 2500);
+  EXPECT_GT(replays, 3000);
   EXPECT_GT(in_place, 500);
 }
 

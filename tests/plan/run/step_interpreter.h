@@ -106,9 +106,9 @@ class StepInterpreter {
   }
 
   void unpack(ValueId v) {
-    if (!resident(v) && !program_.contains(v)) replay(v);
+    if (!resident(v)) replay(v);
     if (flow_.is_leaf(v)) return;
-    unpacked_[v] = program_.contains(v) ? program_[v] : held_.contains(v) ? held_[v] : cached_[v];
+    unpacked_[v] = held_.contains(v) ? held_[v] : cached_[v];
     ++consumed_[v];
     if (--pending_[v] == 0) cached_.erase(v);
   }
