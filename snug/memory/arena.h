@@ -31,7 +31,7 @@ class Arena {
  public:
   static constexpr Bytes kElsewhere = -1;
   static constexpr std::int64_t kStays = std::numeric_limits<std::int64_t>::max();
-  static constexpr std::size_t kMostAsked = 1'000'000;  ///< that are noted of a step, with all that comes after it
+  static constexpr std::size_t kMostAsked = 250'000;  ///< that are noted of a step, with all that comes after it
 
   /// What was asked for.
   struct Asked {

@@ -15,7 +15,7 @@ namespace {
 
 // Each round plans one device anew. Those that have not come together by then go round in circles.
 constexpr int kRoundsPerDevice = 4;
-constexpr std::size_t kKept = 32;  // of the searches of a step
+constexpr std::size_t kKept = 8;  // of the searches of a step
 
 /// One device with a budget.
 struct Place {

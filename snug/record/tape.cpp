@@ -98,6 +98,8 @@ void Tape::written_elsewhere(c10::StorageImpl* storage) {
     values_.gone(value);
     if (ledger().fetchable(value)) return values_.forget_storage(storage);
   }
+  // As of weights that are updated behind backward.
+  if (finished() && !ledger().needed(value)) return values_.forget_storage(storage);
   // A finished tape may have let go of what would recompute it.
   const bool is_copied = flow().is_leaf(value) || finished();
   // First: if there is no memory for the copy, the program may free some and run the operator again.

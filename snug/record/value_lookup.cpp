@@ -108,8 +108,9 @@ void ValueLookup::check_inputs(plan::OpId op) const {
           calls_.describe(op), name_of(input), format_bytes(values_.nbytes(input)),
           format_bytes(static_cast<Bytes>(values_.storage(input).nbytes()))));
     }
-    // Of results the program's own storage, and not one that a replay made.
-    const bool ours = values_.flow().is_leaf(input) ? values_.copied(input) : !ledger.held(input);
+    // In a copy, or in a storage that a replay made, and not in the program's.
+    const bool ours = values_.flow().is_leaf(input) ? values_.copied(input)
+                                                    : !ledger.held(input) || !values_.in_programs_storage(input);
     if (ours) continue;
     if (written_since(input)) {
       const SeenVersion& version = versions_.of(input);

@@ -134,9 +134,11 @@ TEST(HiddenCopies, TakeThePredictedMemoryWhereTheStepGoesBackwardInItsForwardPas
   Dropouts net(8, 64, 1024);
   const auto penalized = [&] {
     const at::Tensor x = net.x.detach().requires_grad_();
-    at::Tensor h = x;
-    for (const auto& layer : *net.layers) h = layer->as<torch::nn::Linear>()->forward(h).tanh();
-    const at::Tensor value = h.square().mean();
+    const auto value_of = [&](at::Tensor h) {  // and nobody has a layer's result: backward would read it there
+      for (const auto& layer : *net.layers) h = layer->as<torch::nn::Linear>()->forward(h).tanh();
+      return h.square().mean();
+    };
+    const at::Tensor value = value_of(x);
     const at::Tensor gradient = torch::autograd::grad({value}, {x}, {}, std::nullopt, /*create_graph=*/true)[0];
     return value + gradient.square().sum();
   };
