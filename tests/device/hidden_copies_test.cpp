@@ -134,11 +134,9 @@ TEST(HiddenCopies, TakeThePredictedMemoryWhereTheStepGoesBackwardInItsForwardPas
   Dropouts net(8, 64, 1024);
   const auto penalized = [&] {
     const at::Tensor x = net.x.detach().requires_grad_();
-    const auto value_of = [&](at::Tensor h) {  // and nobody has a layer's result: backward would read it there
-      for (const auto& layer : *net.layers) h = layer->as<torch::nn::Linear>()->forward(h).tanh();
-      return h.square().mean();
-    };
-    const at::Tensor value = value_of(x);
+    at::Tensor h = x;
+    for (const auto& layer : *net.layers) h = layer->as<torch::nn::Linear>()->forward(h).tanh();
+    const at::Tensor value = h.square().mean();
     const at::Tensor gradient = torch::autograd::grad({value}, {x}, {}, std::nullopt, /*create_graph=*/true)[0];
     return value + gradient.square().sum();
   };
@@ -160,10 +158,11 @@ TEST(HiddenCopies, TakeThePredictedMemoryWhereTheStepGoesBackwardInItsForwardPas
     expect_same(expected, net.step([&] { return session.backward(penalized); }));
     EXPECT_TRUE(session.last_step().followed_plan) << session.last_step().divergence;
     EXPECT_GT(session.last_step().moved_bytes, 0);
-    // The end of the pass inside is no event of the graph: what was fetched for it may be counted a while longer.
+    // The end of the pass inside is no event of the graph: what was fetched for it may be counted a while longer. And
+    // the last h, which the program has when the pass begins, is counted as fetched.
     const auto peak = static_cast<double>(session.plan().predicted_peak);
     EXPECT_LE(static_cast<double>(linked_memory().stats().allocated_peak), peak);
-    EXPECT_GE(static_cast<double>(linked_memory().stats().allocated_peak), 0.95 * peak);
+    EXPECT_GE(static_cast<double>(linked_memory().stats().allocated_peak), 0.94 * peak);
   }
 }
 
