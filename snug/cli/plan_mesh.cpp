@@ -28,16 +28,22 @@ namespace {
 // Of networks in machine rooms, and of processes that talk to each other inside of one machine.
 constexpr const char* kBetween = "10Gbps/50us";
 constexpr const char* kWithin = "2GBps/50us";
-constexpr double kLatency = 50e-6;  // where only the rate is given
-constexpr Bytes kLeast = 64_KiB;    // of a device, or of a machine's processes: less is a unit that was left out
+constexpr double kLatency = 50e-6;        // where only the rate is given
+constexpr double kServerLatency = 10e-6;  // of the links of a maker's servers
+constexpr Bytes kLeast = 64_KiB;          // of a device, or of a machine's processes: less is a unit that was left out
 
-/// "BETWEEN,WITHIN", or one for both. Devices that are not here talk to each other as to their host, if nobody says
-/// how.
+/// "BETWEEN,WITHIN", or one for both. If nobody says how, devices that are not here talk to each other as in their
+/// maker's servers, and cards as to their host.
 void read_links(const MeshOptions& mesh, parallel::Links& links) {
-  const std::string within =
-      mesh.on ? parallel::to_text({.bytes_per_second = mesh.on->host_bytes_per_second, .seconds_per_message = kLatency})
-              : kWithin;
-  const std::string both = mesh.link.value_or(fmt::format("{},{}", kBetween, within));
+  std::string between = kBetween, within = kWithin;
+  if (mesh.on && mesh.on->server) {
+    const auto& server = *mesh.on->server;
+    between = parallel::to_text({server.network_bytes_per_second, kServerLatency});
+    within = parallel::to_text({server.link_bytes_per_second, kServerLatency});
+  } else if (mesh.on) {
+    within = parallel::to_text({mesh.on->host_bytes_per_second, kLatency});
+  }
+  const std::string both = mesh.link.value_or(fmt::format("{},{}", between, within));
   const std::size_t comma = both.find(',');
   links.between = parallel::parse_link(both.substr(0, comma), kLatency);
   const std::size_t second = comma == std::string::npos ? comma : both.find_first_not_of(' ', comma + 1);
@@ -49,7 +55,9 @@ train::Devices devices_of(const MeshOptions& mesh) {
     throw UsageError(
         "plan: --nodes, --device-memory, --host-memory and --link say more of --devices, which is not there");
   }
-  const int count = *mesh.devices, nodes = mesh.nodes.value_or(1);
+  const int count = *mesh.devices;
+  const int of_server = mesh.on && mesh.on->server ? mesh.on->server->devices : count;
+  const int nodes = mesh.nodes.value_or(of_server > 0 ? (count + of_server - 1) / of_server : 1);
   if (count < 1 || nodes < 1 || count % nodes != 0) {
     throw UsageError(
         fmt::format("plan: --devices {} and --nodes {}: there must be one of each at least, and as many devices in "
@@ -232,7 +240,10 @@ int plan_mesh(const ConfigOptions& options, const MeshOptions& mesh) {
   if (!mesh.link && devices.count > 1) about += " (assumed: snug doctor measures, where a launcher starts it)";
   print(about + "\n\n" + line + "\n");
   if (!is_one_machine) print("on each node, with its NODE from 0 on, and the HOST of NODE 0\n");
-  if (mesh.on) print("snug itself trains several processes on CPUs alone so far\n");
+  if (mesh.on && devices.count > 1)
+    print(
+        "these links are direct ones of the devices; snug itself sends through the host's memory so far, which takes "
+        "longer\n");
   return train::interrupted() ? kInterrupted : 0;
 }
 

@@ -116,7 +116,15 @@ class Together(Command):
         self.assertGreater(found["layouts"][0]["tokens_per_second"], 0)
         text = run(*arguments).stdout
         self.assertIn("each on a100-80gb, which is not here", text)
-        self.assertIn("on CPUs alone so far", text)
+        self.assertIn("through the host's memory so far", text)
+
+    def test_devices_that_are_not_here_are_in_their_makers_servers(self):
+        arguments = ("plan", self.config, "--devices", "16", "--on", "h100", "--set", "train.batch=16", "--set", "parallel.tensor=1",
+                     "--set", "parallel.pipeline=1", "--set", "parallel.context=1", "--set", "parallel.shard=none")
+        found = json.loads(run(*arguments, "--json").stdout)
+        self.assertEqual((found["device"], found["devices"], found["nodes"]), ("h100-sxm", 16, 2))
+        text = run(*arguments).stdout
+        self.assertIn("within a node 450 GB/s, 10 us a message; between nodes 50 GB/s, 10 us a message", text)
 
     def test_doctor_measures_links_as_plan_takes_them(self):
         first, second = run_together(2, "doctor", "--json")

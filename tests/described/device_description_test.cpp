@@ -18,6 +18,19 @@ TEST(DeviceDescription, IsKnownByNameInAnyCase) {
     EXPECT_EQ(one.usable(), one.memory - 512_MiB) << one.name;
   }
   EXPECT_EQ(describe("RTX-4090").name, "rtx-4090");
+  EXPECT_EQ(describe("H100").name, "h100-sxm");
+  EXPECT_EQ(describe("a100").name, "a100-80gb");
+}
+
+TEST(DeviceDescription, SaysHowDevicesOfAServerAreLinked) {
+  for (const DeviceDescription& one : known_devices()) {
+    if (!one.server) continue;
+    EXPECT_GT(one.server->devices, 1) << one.name;
+    EXPECT_GT(one.server->link_bytes_per_second, 2 * one.server->network_bytes_per_second) << one.name;
+    EXPECT_LT(one.server->link_bytes_per_second, one.bytes_per_second) << one.name;
+  }
+  EXPECT_EQ(describe("h100").server->link_bytes_per_second, 450e9);
+  EXPECT_FALSE(describe("rtx-4090").server);
 }
 
 TEST(DeviceDescription, MayBeWhatSomebodysOwnCanDo) {
