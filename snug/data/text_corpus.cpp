@@ -1,6 +1,7 @@
 #include "snug/data/text_corpus.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -10,13 +11,12 @@
 #include <utility>
 
 #include "snug/base/errors.h"
+#include "snug/data/file_format.h"
 
 namespace snug::data {
 namespace {
 
 namespace fs = std::filesystem;
-
-constexpr std::size_t kBytesLookedAtForNul = 4096;
 
 [[noreturn]] void refuse_text(const fs::path& path, std::string_view reason, std::string_view advice) {
   throw UsageError(fmt::format("opening text: {}: {}; {}", path.string(), reason, advice));
@@ -37,22 +37,29 @@ MappedFile mapped_text(const fs::path& path) {
   }
 }
 
-std::vector<fs::path> files_under(const fs::path& folder) {
-  std::vector<fs::path> paths;
+struct Under {
+  std::vector<fs::path> files;  // in the order of their paths
+  std::size_t hidden = 0;       // files whose names begin with a dot, and folders, such as .git
+};
+
+Under files_under(const fs::path& folder) {
+  Under under;
   std::error_code error;
   fs::recursive_directory_iterator entry(folder, error);
   for (; !error && entry != fs::recursive_directory_iterator(); entry.increment(error)) {
     // A dangling link or one that points at itself has no status; it is no file.
     std::error_code no_status;
-    if (entry->is_regular_file(no_status)) paths.push_back(entry->path());
+    const bool is_file = entry->is_regular_file(no_status);
+    if (entry->path().filename().string().starts_with('.')) {
+      if (entry->is_directory(no_status)) entry.disable_recursion_pending();
+      under.hidden += is_file || entry->is_directory(no_status) ? 1 : 0;
+    } else if (is_file) {
+      under.files.push_back(entry->path());
+    }
   }
   if (error) refuse_text(folder, error.value());
-  std::ranges::sort(paths);
-  return paths;
-}
-
-bool looks_binary(std::span<const std::uint8_t> bytes) {
-  return std::ranges::count(bytes.first(std::min(bytes.size(), kBytesLookedAtForNul)), 0) > 0;
+  std::ranges::sort(under.files);
+  return under;
 }
 
 }  // namespace
@@ -66,22 +73,45 @@ TextCorpus TextCorpus::open(const fs::path& path) {
   if (!fs::exists(status)) refuse_text(path, error ? error.value() : ENOENT);
   TextCorpus corpus;
   if (fs::is_regular_file(status)) {
-    corpus.add(mapped_text(path));
+    MappedFile file = mapped_text(path);
+    if (const auto format = format_of_no_text(file.bytes())) {
+      refuse_text(path, fmt::format("the file is {}", *format),
+                  "set data.path to text in UTF-8, which you get by unpacking or converting it");
+    }
+    corpus.add(std::move(file));
     if (corpus.size() == 0) refuse_text(path, "the file is empty", "set data.path to a file with text in it");
     return corpus;
   }
   if (!fs::is_directory(status)) {
     refuse_text(path, "neither a file nor a folder", "set data.path to a text file or a folder of text files");
   }
-  const std::vector<fs::path> paths = files_under(path);
-  for (const fs::path& file_path : paths) {
+  const Under under = files_under(path);
+  std::size_t no_text = 0;
+  std::string first;
+  for (const fs::path& file_path : under.files) {
     MappedFile file = mapped_text(file_path);
-    const bool is_text = !looks_binary(file.bytes());
+    const auto format = format_of_no_text(file.bytes());
     file.let_go();
-    if (is_text) corpus.add(std::move(file));
+    if (!format) {
+      corpus.add(std::move(file));
+    } else if (++no_text == 1) {
+      first = fmt::format("{}, {}", file_path.lexically_relative(path).string(), *format);
+    }
   }
+  std::vector<std::string> left_out;
+  if (no_text > 0) {
+    left_out.push_back(fmt::format("{} of {} file{}: not text (first: {})", no_text, under.files.size(),
+                                   under.files.size() == 1 ? "" : "s", first));
+  }
+  if (under.hidden > 0)
+    left_out.push_back(
+        fmt::format("{} whose name{} with a dot", under.hidden, under.hidden == 1 ? " begins" : "s begin"));
+  corpus.left_out_ = fmt::format("{}", fmt::join(left_out, "; "));
   if (corpus.size() == 0) {
-    refuse_text(path, fmt::format("none of the {} files under this folder has text in it", paths.size()),
+    refuse_text(path,
+                corpus.left_out_.empty()
+                    ? fmt::format("none of the {} files under this folder has text in it", under.files.size())
+                    : fmt::format("no text is left; left out: {}", corpus.left_out_),
                 "set data.path to a folder of text files");
   }
   return corpus;

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "snug/base/bytes.h"
@@ -16,13 +17,17 @@ namespace snug::data {
 /// Movable, not copyable. Reads are safe from any number of threads. The files must not shrink while it is open.
 class TextCorpus {
  public:
-  /// Opens a file, or a folder with all that lies under it. In a folder, empty files, files with a NUL byte in their
-  /// first 4096 bytes (binary) and what is no file are skipped, and links to folders are not followed. Throws
-  /// UsageError when the path is missing, a file cannot be read, or no text is left.
+  /// Opens a file, or a folder with all that lies under it. In a folder, empty files, files that are no text (see
+  /// format_of_no_text) and files and folders whose names begin with a dot are left out, and links to folders are not
+  /// followed. Throws UsageError when the path is missing, a file cannot be read, a file that is named is no text, or
+  /// no text is left.
   static TextCorpus open(const std::filesystem::path& path);
 
   [[nodiscard]] Bytes size() const { return starts_.back(); }
   [[nodiscard]] std::size_t files() const { return files_.size(); }
+  /// What was left out of a folder, for people: "2 of 30 files: not text (first: a/b.bin, gzip)"; "" if nothing was.
+  /// Empty files do not count, nor what is in a folder whose name begins with a dot.
+  [[nodiscard]] const std::string& left_out() const noexcept { return left_out_; }
   /// Where each file begins.
   [[nodiscard]] std::span<const Bytes> starts() const { return std::span(starts_).first(files_.size()); }
 
@@ -34,6 +39,7 @@ class TextCorpus {
   void add(MappedFile file);
 
   std::vector<MappedFile> files_;
+  std::string left_out_;
   std::vector<Bytes> starts_{0};  ///< Where each file begins; the last element is where the corpus ends.
 };
 

@@ -44,9 +44,39 @@ const LlmcKind* llmc_kind(std::span<const std::uint8_t> file) {
   return found == std::end(kLlmcKinds) ? nullptr : found;
 }
 
+/// The first 64 KiB as integers of a type.
+template <class Token>
+std::vector<Token> first_tokens(std::span<const std::uint8_t> file) {
+  std::vector<Token> tokens(std::min<std::size_t>(file.size(), 64 << 10) / sizeof(Token));
+  std::memcpy(tokens.data(), file.data(), tokens.size() * sizeof(Token));
+  return tokens;
+}
+
+/// Of a file without a header. 16 bits are what nanoGPT and Megatron's tools write; wider ones show by their upper
+/// halves: all zero, or, for a vocabulary that needs them, no larger than its ids are.
+TokenType type_without_header(std::span<const std::uint8_t> file, std::int64_t vocabulary, std::string_view name) {
+  constexpr std::size_t kEnough = 16;  // tokens that tell
+  const auto below = [&](std::int64_t most, const auto& tokens) {
+    return tokens.size() >= kEnough && std::ranges::any_of(tokens, [](auto token) { return token != 0; }) &&
+           std::ranges::all_of(tokens, [&](auto token) { return std::cmp_less(token, most); });
+  };
+  const std::int64_t most = std::max(vocabulary, kIdsOf16Bits);
+  if (file.size() % 8 == 0 && below(most, first_tokens<std::uint64_t>(file))) return TokenType::I64;
+  if (file.size() % 4 == 0 && below(most, first_tokens<std::uint32_t>(file))) return TokenType::U32;
+  if (vocabulary > kIdsOf16Bits) {
+    refuse_token_file(
+        name,
+        "it has no header, and as 32-bit tokens its first 64 KiB have ids that a vocabulary of {} has not; "
+        "16-bit tokens cannot hold all of its ids: write them anew with a header of llm.c's (version 7) or "
+        "with an .idx of Megatron's",
+        vocabulary);
+  }
+  return TokenType::U16;
+}
+
 }  // namespace
 
-TokenLayout find_tokens(std::span<const std::uint8_t> file, std::string_view name) {
+TokenLayout find_tokens(std::span<const std::uint8_t> file, std::string_view name, std::int64_t vocabulary) {
   TokenLayout layout;
   layout.documents = {0};
   std::size_t begin = 0;
@@ -68,13 +98,14 @@ TokenLayout find_tokens(std::span<const std::uint8_t> file, std::string_view nam
     layout.size = count;
     begin = kLlmcHeader;
   } else {
-    const std::size_t width = width_of(layout.type);
-    if (file.size() % width != 0) {
+    if (file.size() % sizeof(std::uint16_t) != 0) {
       refuse_token_file(
           name,
           "{} bytes are no whole number of 16-bit tokens, and there is no header of llm.c's nor an .idx beside it",
           file.size());
     }
+    layout.type = type_without_header(file, vocabulary, name);
+    const std::size_t width = width_of(layout.type);
     layout.size = static_cast<std::int64_t>(file.size() / width);
   }
   if (layout.size == 0) refuse_token_file(name, "it has no tokens; name one that has");
@@ -89,7 +120,7 @@ bool is_token_file(const std::filesystem::path& path) {
   return path.extension() == ".bin" || path.extension() == ".idx";
 }
 
-TokenFile TokenFile::open(const fs::path& path) {
+TokenFile TokenFile::open(const fs::path& path, std::int64_t vocabulary) {
   fs::path tokens = path;
   if (tokens.extension() == ".idx") tokens.replace_extension(".bin");
   fs::path index = tokens;
@@ -97,7 +128,7 @@ TokenFile TokenFile::open(const fs::path& path) {
   MappedFile file = mapped_tokens(tokens);
   std::error_code ignored;
   if (!fs::exists(index, ignored)) {
-    TokenLayout layout = find_tokens(file.bytes(), tokens.string());
+    TokenLayout layout = find_tokens(file.bytes(), tokens.string(), vocabulary);
     return {tokens.string(), std::move(file), std::move(layout)};
   }
   const MappedFile index_file = mapped_tokens(index);

@@ -11,11 +11,15 @@
 
 namespace snug::data {
 
+inline constexpr std::int64_t kIdsOf16Bits = 1 << 16;
+
 /// Where the tokens of a file without an index are: after the header of llm.c's files (magic 20240520 and 16-bit
-/// tokens, or 20240801 and 32-bit ones), or from its start on, 16-bit, as nanoGPT writes them. Both are one document.
-/// `name` is the file's for errors. Throws UsageError when a header and the length disagree, when there is no token,
-/// and for an odd number of bytes.
-TokenLayout find_tokens(std::span<const std::uint8_t> file, std::string_view name);
+/// tokens, or 20240801 and 32-bit ones), or from its start on, as nanoGPT writes them: 16-bit, unless its first 64 KiB
+/// show that they are 32 or 64 bits wide. Both are one document. `name` is the file's for errors; `vocabulary`: how
+/// many ids there are. Throws UsageError when a header and the length disagree, when there is no token, for an odd
+/// number of bytes, and where there are more ids than 16 bits hold and no wider tokens.
+TokenLayout find_tokens(std::span<const std::uint8_t> file, std::string_view name,
+                        std::int64_t vocabulary = kIdsOf16Bits);
 
 /// Whether a name ends as those of files of tokens do: .bin, or the .idx beside it.
 bool is_token_file(const std::filesystem::path& path);
@@ -26,7 +30,7 @@ class TokenFile {
  public:
   /// Opens one of Megatron-LM's pairs when a file of the same name that ends in .idx is beside the .bin (either may be
   /// named), else a file that find_tokens() knows. Throws UsageError naming the file, the place and the rule.
-  static TokenFile open(const std::filesystem::path& path);
+  static TokenFile open(const std::filesystem::path& path, std::int64_t vocabulary = kIdsOf16Bits);
 
   [[nodiscard]] std::int64_t size() const { return layout_.size; }
   [[nodiscard]] TokenType type() const { return layout_.type; }

@@ -96,6 +96,7 @@ class Experiment {
   /// Of the text, of the files of the pretrained model and of an adapter's settings, to tell when they were replaced:
   /// sizes and samples.
   [[nodiscard]] const std::string& fingerprint() const noexcept { return task_.fingerprint(); }
+  [[nodiscard]] const std::vector<std::string>& notes() const noexcept { return task_.notes(); }
   /// Tokens that end a text.
   [[nodiscard]] const std::vector<data::TokenId>& ends() const noexcept { return task_.ends(); }
   /// The token that begins a text, where a GGUF file names one.

@@ -36,11 +36,14 @@ Around tokens_around(const data::Tokenizer& tokenizer) {
       "data: the tokenizer puts {} tokens around every text; one in front and one behind are known", bare.size()));
 }
 
-data::TokenCorpus make_corpus(const Config& config, const Pretrained* pretrained, const data::Tokenizer& tokenizer) {
+data::TokenCorpus make_corpus(const Config& config, const Pretrained* pretrained, const data::Tokenizer& tokenizer,
+                              std::int64_t vocabulary, std::vector<std::string>& notes) {
   const std::filesystem::path path =
       config.data.path == data::kLibTorchHeaders ? data::libtorch_headers() : std::filesystem::path(config.data.path);
-  if (data::is_token_file(path)) return data::TokenFile::open(path);
+  if (data::is_token_file(path)) return data::TokenFile::open(path, vocabulary);
   data::TextCorpus text = data::TextCorpus::open(path);
+  if (!text.left_out().empty())
+    notes.push_back(fmt::format("data: of {} left out: {}", config.data.path, text.left_out()));
   if (tokenizer.of_bytes()) return text;
   data::TokenizeOptions options;
   options.threads = at::get_num_threads();
@@ -90,8 +93,8 @@ std::string settings_of_adapter(const Config& config, const torch::nn::Module& m
 }
 
 Dataset make_dataset(const Config& config, const Pretrained* pretrained, const data::Tokenizer& tokenizer,
-                     std::int64_t vocabulary, std::string& fingerprint) {
-  data::TokenCorpus corpus = make_corpus(config, pretrained, tokenizer);
+                     std::int64_t vocabulary, std::string& fingerprint, std::vector<std::string>& notes) {
+  data::TokenCorpus corpus = make_corpus(config, pretrained, tokenizer, vocabulary, notes);
   fingerprint += fingerprint_of(corpus);
   corpus.check_vocabulary(vocabulary);
   const auto seed = static_cast<std::uint64_t>(config.data.seed < 0 ? config.train.seed : config.data.seed);
@@ -112,7 +115,7 @@ LanguageTask::LanguageTask(const Config& config, const Pretrained* pretrained)
       begin_(pretrained != nullptr ? pretrained->begin() : std::nullopt),
       model_(make_model(config, pretrained)),
       tokenizer_(make_tokenizer(config, pretrained)),
-      dataset_(make_dataset(config, pretrained, *tokenizer_, model_->vocabulary(), fingerprint_)),
+      dataset_(make_dataset(config, pretrained, *tokenizer_, model_->vocabulary(), fingerprint_, notes_)),
       batch_(config.train.batch),
       tokens_per_step_(config.train.batch * config.model.sequence) {
   fingerprint_ += settings_of_adapter(config, model_->module());

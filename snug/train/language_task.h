@@ -31,6 +31,7 @@ class LanguageTask final : public Task {
   [[nodiscard]] data::Batch validation_batch(std::int64_t i) const override;
   [[nodiscard]] std::int64_t units_per_step() const override { return tokens_per_step_; }
   [[nodiscard]] const std::string& fingerprint() const override { return fingerprint_; }
+  [[nodiscard]] const std::vector<std::string>& notes() const override { return notes_; }
 
   [[nodiscard]] const LanguageModel& model() const { return *model_; }
   [[nodiscard]] const data::Tokenizer& tokenizer() const { return *tokenizer_; }
@@ -41,6 +42,7 @@ class LanguageTask final : public Task {
 
  private:
   std::string fingerprint_;
+  std::vector<std::string> notes_;
   std::vector<data::TokenId> ends_;
   std::optional<data::TokenId> begin_;
   std::unique_ptr<LanguageModel> model_;

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "snug/data/batch.h"
 
@@ -34,6 +35,8 @@ class Task {
 
   /// Of the files that decide what it is, but for what a state has, to tell when they were replaced: sizes and samples.
   [[nodiscard]] virtual const std::string& fingerprint() const = 0;
+  /// What people should know of what was found in its files, such as those that were left out: a line each.
+  [[nodiscard]] virtual const std::vector<std::string>& notes() const = 0;
 };
 
 }  // namespace snug::train

@@ -105,8 +105,34 @@ TEST_F(TextCorpusTest, LooksForNulInTheFirst4096BytesOnly) {
   EXPECT_EQ(TextCorpus::open(folder()).size(), 4097);
 }
 
-TEST_F(TextCorpusTest, TakesAFileThatIsNamedEvenIfItLooksBinary) {
-  EXPECT_EQ(TextCorpus::open(write("b", std::string("a\0b", 3))).size(), 3);
+TEST_F(TextCorpusTest, RefusesANamedFileThatIsNoTextByItsFormat) {
+  const std::string wide_letters("h\0e\0l\0l\0o\0 \0w\0o\0r\0l\0d\0\n\0", 24);
+  for (const auto& [contents, format] :
+       std::vector<std::pair<std::string, std::string>>{{std::string("a\0b", 3), "binary"},
+                                                        {"\x1F\x8B\x08 and more", "gzip"},
+                                                        {"PAR1 and more", "Parquet"},
+                                                        {"\xFF\xFE" + wide_letters, "UTF-16 text"},
+                                                        {wide_letters, "UTF-16 text"},
+                                                        {std::string("\x40\0\0\0\0\0\0\0{\"a\"", 12), "safetensors"},
+                                                        {std::string(257, 'x') + "ustar", "tar"},
+                                                        {"%PDF-1.7", "PDF"}}) {
+    EXPECT_NE(refusal_of(write("file", contents)).find("the file is " + format), std::string::npos) << format;
+  }
+  for (const char* const text : {"PAR", "BZ", "%PDF", "hello {\"a\": 1}", "12345678{\"a\": 1}"})
+    EXPECT_EQ(all_bytes(TextCorpus::open(write("file", text))), text);
+}
+
+TEST_F(TextCorpusTest, TellsWhatItLeavesOutOfAFolder) {
+  write("a.txt", "text");
+  EXPECT_EQ(TextCorpus::open(folder()).left_out(), "");
+  write("b/c.gz", "\x1F\x8B\x08");
+  write("d.npy", "\x93NUMPY");
+  write(".git/config", "no data");
+  write(".hidden", "no data");
+  write("empty", "");
+  const TextCorpus corpus = TextCorpus::open(folder());
+  EXPECT_EQ(all_bytes(corpus), "text");
+  EXPECT_EQ(corpus.left_out(), "2 of 4 files: not text (first: b/c.gz, gzip); 2 whose names begin with a dot");
 }
 
 TEST_F(TextCorpusTest, SurvivesLinksThatLoopOrDangle) {

@@ -29,10 +29,11 @@ TextCorpus corpus_of(const std::string& text) {
   return corpus;
 }
 
-/// Windows of two bytes that spell their own number, and one byte more for the last target.
+/// Windows of two bytes that spell their own number in digits from 1 to 255, as a text has no zeros, and one byte more
+/// for the last target.
 std::string numbered_windows(int count) {
   std::string text;
-  for (int i = 0; i < count; ++i) text += {static_cast<char>(i / 256), static_cast<char>(i % 256)};
+  for (int i = 0; i < count; ++i) text += {static_cast<char>(1 + i / 255), static_cast<char>(1 + i % 255)};
   return text + "!";
 }
 
@@ -40,7 +41,7 @@ std::vector<std::int64_t> window_numbers(const Batch& batch) {
   std::vector<std::int64_t> numbers;
   for (std::int64_t row = 0; row < batch.input.size(0); ++row) {
     const auto* tokens = batch.input.const_data_ptr<std::int64_t>() + row * 2;
-    numbers.push_back(tokens[0] * 256 + tokens[1]);
+    numbers.push_back((tokens[0] - 1) * 255 + tokens[1] - 1);
   }
   return numbers;
 }

@@ -92,7 +92,7 @@ TEST(TokenCorpus, TrainsATextDatasetAsTheSameBytesDo) {
   std::string text;
   std::vector<std::int32_t> ids;
   for (int i = 0; i < 500; ++i) {
-    ids.push_back(i * 7 % 251);
+    ids.push_back(1 + i * 7 % 251);
     text.push_back(static_cast<char>(ids.back()));
   }
   const TextDatasetOptions options{.batch = 3, .sequence = 10, .validation_fraction = 0.2, .seed = 5};

@@ -44,6 +44,32 @@ TEST(TokenFile, TakesAFileWithoutHeaderAsNanoGpts) {
   EXPECT_THAT(fault([&] { TokenFile::open(folder.write("none.bin", "")); }), HasSubstr("it has no tokens"));
 }
 
+TEST(TokenFile, WithoutHeaderTellsWiderTokensByTheirUpperHalves) {
+  const TemporaryFolder folder("token_file");
+  std::vector<std::uint16_t> narrow;
+  std::vector<std::uint32_t> small, large;
+  std::vector<std::uint64_t> wide;
+  for (std::uint32_t i = 0; i < 1000; ++i) {
+    narrow.push_back(static_cast<std::uint16_t>(i * 7919));
+    small.push_back(i * 31 % 50257);
+    large.push_back(i * 7919 % 128256);
+    wide.push_back(i * 31 % 50257);
+  }
+  const auto opened = [&](const auto& tokens, std::int64_t vocabulary) {
+    return TokenFile::open(folder.write("train.bin", raw(tokens)), vocabulary);
+  };
+  EXPECT_EQ(opened(narrow, 50257).type(), TokenType::U16);
+  EXPECT_EQ(opened(small, 50257).type(), TokenType::U32);
+  EXPECT_EQ(opened(small, 50257).size(), 1000);
+  EXPECT_THAT(ids_at(opened(small, 50257), 3, 2), ElementsAre(93, 124));
+  EXPECT_EQ(opened(large, 128256).type(), TokenType::U32);
+  EXPECT_EQ(opened(wide, 50257).type(), TokenType::I64);
+  EXPECT_EQ(opened(wide, 50257).size(), 1000);
+  EXPECT_EQ(opened(std::vector<std::uint16_t>(1000, 0), 50257).type(), TokenType::U16) << "zeros tell nothing";
+  EXPECT_THAT(fault([&] { (void)opened(narrow, 128256); }),
+              HasSubstr("have ids that a vocabulary of 128256 has not; 16-bit tokens cannot hold all of its ids"));
+}
+
 TEST(TokenFile, ReadsMegatronsPairsByEitherName) {
   const TemporaryFolder folder("token_file");
   const auto bin = folder.write("text.bin", raw<std::uint16_t>({10, 11, 12, 13, 14, 15}));
