@@ -137,8 +137,11 @@ class C10dWorld final : public World {
   }
 
   std::shared_ptr<::gloo::transport::Device> device() const {
-    if (const char* const interface = std::getenv("GLOO_SOCKET_IFNAME"))  // NOLINT(concurrency-mt-unsafe)
-      return c10d::ProcessGroupGloo::createDeviceForInterface(interface);
+    // PyTorch takes a list, and uses its interfaces in turns; an empty one is none.
+    const char* const set = std::getenv("GLOO_SOCKET_IFNAME");  // NOLINT(concurrency-mt-unsafe)
+    const std::string_view interfaces = set != nullptr ? set : "";
+    if (const std::string first(interfaces.substr(0, interfaces.find(','))); !first.empty())
+      return c10d::ProcessGroupGloo::createDeviceForInterface(first);
     if (launched().local_size == launched().size) return c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1");
     return c10d::ProcessGroupGloo::createDefaultDevice();
   }

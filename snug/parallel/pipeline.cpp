@@ -56,7 +56,18 @@ at::Tensor header_of(const at::Tensor& tensor, std::int64_t step) {
 /// On the device of the sender's type that this process uses.
 at::Tensor room_for(const at::Tensor& header) {
   const auto* const fields = header.const_data_ptr<std::int64_t>();
-  const std::vector<std::int64_t> sizes(fields + 4, fields + 4 + fields[2]);
+  const std::int64_t type = fields[1], dimensions = fields[2], device_type = fields[3];
+  const bool known = type >= 0 && type < static_cast<std::int64_t>(at::ScalarType::NumOptions) && dimensions >= 0 &&
+                     dimensions <= kMostDimensions && device_type >= 0 &&
+                     device_type < static_cast<std::int64_t>(c10::DeviceType::COMPILE_TIME_MAX_DEVICE_TYPES) &&
+                     std::all_of(fields + 4, fields + 4 + dimensions, [](std::int64_t size) { return size >= 0; });
+  if (!known) {
+    throw GroupFailed(
+        fmt::format("pipeline: a stage announced a tensor of type {}, {} dimensions, on device type {}; "
+                    "all processes must run the same build of snug",
+                    type, dimensions, device_type));
+  }
+  const std::vector<std::int64_t> sizes(fields + 4, fields + 4 + dimensions);
   const auto device = static_cast<c10::DeviceType>(fields[3]);
   return at::empty(sizes, at::TensorOptions(static_cast<at::ScalarType>(fields[1])).device(device));
 }

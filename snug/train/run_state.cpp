@@ -223,7 +223,7 @@ void RunState::restore_own_random() {
 }
 
 void RunState::save(std::int64_t step, std::optional<double> metric, const std::string& plan, Bytes room,
-                    report::Progress& progress) {
+                    report::Progress& progress, Others others) {
   const auto by_first = [&] {
     wait();
     if (failure_) progress.note(*failure_);  // of the state before; this one may be luckier
@@ -239,8 +239,10 @@ void RunState::save(std::int64_t step, std::optional<double> metric, const std::
   };
   if (in_shards_) {
     in_shards_->write_together(by_first);
-  } else if (experiment_.team().is_first()) {
+  } else if (others == Others::MayBeGone) {
     by_first();
+  } else {
+    StateOfTeam(experiment_.team(), {}).write_together(by_first);
   }
 }
 

@@ -39,9 +39,11 @@ class RunState {
 
   /// Saves what is there after `step` steps, and the plan that is followed; see StateWriter::write for `room`. A
   /// failure is noted, and the run goes on; finish() tells of it at the end. Of a team the first process saves, and
-  /// where their state is in shards all of them call it.
+  /// the others call it, too: they send it what they have and wait until it has written, longer than for a collective
+  /// if need be. MayBeGone: the first process calls it alone; not for a state that is in shards.
+  enum class Others : std::uint8_t { Wait, MayBeGone };
   void save(std::int64_t step, std::optional<double> metric, const std::string& plan, Bytes room,
-            report::Progress& progress);
+            report::Progress& progress, Others others);
 
   /// Waits for what is being written.
   void wait();

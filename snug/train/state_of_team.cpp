@@ -6,23 +6,29 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <condition_variable>
 #include <cstring>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <optional>
 #include <stdexcept>
+#include <stop_token>
+#include <thread>
 #include <tuple>
 #include <utility>
 
 #include "snug/base/bytes.h"
+#include "snug/base/errors.h"
 #include "snug/memory/owned_contents.h"
 
 namespace snug::train {
 namespace {
 
 /// Which part, from which of its elements on, and how many.
-constexpr std::int64_t kNumbersOfRequest = 3, kDone = -1;
+constexpr std::int64_t kNumbersOfRequest = 3;
+/// In place of a part: it is over, or nothing is asked for yet.
+constexpr std::int64_t kDone = -1, kGoesOn = -2;
 
 std::int64_t elements_of(const std::vector<std::int64_t>& shape) {
   return std::accumulate(shape.begin(), shape.end(), std::int64_t{1}, std::multiplies<>());
@@ -48,6 +54,11 @@ std::string described(const std::map<std::string, std::vector<state::TensorPart>
 class OnHost {
  public:
   OnHost(const at::Tensor& part, std::int64_t first, std::int64_t count) : there_(part) {
+    if (first < 0 || count < 0 || first > part.numel() - count) {
+      throw parallel::GroupFailed(fmt::format(
+          "state: elements {} to {} of a part of {} were asked for; all processes must run the same build of snug",
+          first, first + count, part.numel()));
+    }
     const at::NoGradGuard no_grad;
     const bool is_copy = !part.is_cpu();
     elements_ = is_copy ? part.detach().view(-1).narrow(0, first, count).cpu() : part;
@@ -65,15 +76,14 @@ class OnHost {
 
 }  // namespace
 
-StateOfTeam::StateOfTeam(const Team& team, std::map<std::string, std::vector<state::TensorPart>> files, Bytes piece)
+StateOfTeam::StateOfTeam(const Team& team, std::map<std::string, std::vector<state::TensorPart>> files, Bytes piece,
+                         std::chrono::milliseconds quiet)
     : team_(team),
       files_(std::move(files)),
       wholes_(wholes_of(team.gather_texts(described(files_)))),
-      piece_(static_cast<std::int64_t>(piece)) {
+      piece_(static_cast<std::int64_t>(piece)),
+      quiet_(quiet) {
   for (const auto& [file, parts] : files_) mine_.insert(mine_.end(), parts.begin(), parts.end());
-  for (const auto& [name, whole] : wholes_)
-    to_fetch_ +=
-        static_cast<std::size_t>(std::ranges::count_if(whole.places, [](const Place& p) { return p.rank != 0; }));
 }
 
 void StateOfTeam::check_is_whole(const Whole& whole) {
@@ -163,6 +173,7 @@ void StateOfTeam::put(const Place& place, std::int64_t begin, std::int64_t end, 
     const at::Tensor request = at::empty({kNumbersOfRequest}, at::kLong);
     auto* const numbers = request.mutable_data_ptr<std::int64_t>();
     numbers[0] = static_cast<std::int64_t>(place.index), numbers[1] = from - place.first, numbers[2] = to - from;
+    const std::lock_guard lock(speaking_);
     team_.group().run(parallel::Send{request, place.rank});
     team_.group().run(
         parallel::Receive{at::from_blob(fetched.data(), {static_cast<std::int64_t>(bytes)}, at::kByte), place.rank});
@@ -173,29 +184,37 @@ void StateOfTeam::put(const Place& place, std::int64_t begin, std::int64_t end, 
                 elements + static_cast<std::size_t>(i - from) * element_size,
                 static_cast<std::size_t>(count) * element_size);
   });
-  // So that nobody waits for files that are written and read again.
-  if (place.rank != 0 && to == last && --left_ == 0) tell_done();
 }
 
 void StateOfTeam::write_together(const std::function<void()>& write) {
   if (!team_.is_first()) return serve();
-  left_ = to_fetch_;
-  is_due_ = true;
+  if (team_.size() == 1) return write();
   try {
+    // A disk may take longer than the timeout of collectives, and the others must not take that for a failure.
+    std::condition_variable_any over;
+    const std::jthread goes_on([&](const std::stop_token& stop) {
+      std::unique_lock lock(speaking_);
+      while (!over.wait_for(lock, stop, quiet_, [] { return false; }) && !stop.stop_requested()) {
+        try {
+          tell(kGoesOn);
+        } catch (const Error&) {  // whoever asks next is told why
+          return;
+        }
+      }
+    });
     write();
   } catch (const parallel::GroupFailed&) {
     throw;  // nobody can be told
   } catch (...) {
-    if (is_due_) tell_done();
+    tell(kDone);
     throw;
   }
-  if (is_due_) tell_done();
+  tell(kDone);
 }
 
-void StateOfTeam::tell_done() {
-  is_due_ = false;
+void StateOfTeam::tell(std::int64_t what) {
   for (int rank = 1; rank < team_.size(); ++rank)
-    team_.group().run(parallel::Send{at::full({kNumbersOfRequest}, kDone, at::kLong), rank});
+    team_.group().run(parallel::Send{at::full({kNumbersOfRequest}, what, at::kLong), rank});
 }
 
 void StateOfTeam::serve() const {
@@ -204,6 +223,7 @@ void StateOfTeam::serve() const {
     team_.group().run(parallel::Receive{asked, 0});
     const auto* const numbers = asked.const_data_ptr<std::int64_t>();
     if (numbers[0] == kDone) return;
+    if (numbers[0] == kGoesOn) continue;
     const OnHost asked_for(mine_.at(static_cast<std::size_t>(numbers[0])).part, numbers[1], numbers[2]);
     team_.group().run(parallel::Send{asked_for.bytes(), 0});
   }

@@ -1,8 +1,10 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <mutex>
 #include <span>
 #include <string>
 #include <utility>
@@ -19,14 +21,16 @@ namespace snug::train {
 class StateOfTeam {
  public:
   /// All processes at once: by the names of the files that they are saved in. The parts must stay the same tensors.
-  /// `piece`: the most bytes of a message. Throws std::logic_error where they do not make up the same wholes.
-  StateOfTeam(const Team& team, std::map<std::string, std::vector<state::TensorPart>> files, Bytes piece = 4_MiB);
+  /// `piece`: the most bytes of a message. `quiet`: how long the others hear nothing of the first at most; shorter than
+  /// the timeout of collectives. Throws std::logic_error where they do not make up the same wholes.
+  StateOfTeam(const Team& team, std::map<std::string, std::vector<state::TensorPart>> files, Bytes piece = 4_MiB,
+              std::chrono::milliseconds quiet = std::chrono::seconds(1));
 
   /// To be saved, and restored: of the first process it may be read where all write_together().
   [[nodiscard]] std::map<std::string, state::DividedTensors> divided();
 
   /// All processes at once: the first one calls `write`, which may read all of divided(), and the others send it what
-  /// they have until it has read all, or is over. Throws what `write` throws, in the first.
+  /// they have until it is over, however long that takes. Throws what `write` throws, in the first.
   void write_together(const std::function<void()>& write);
 
  private:
@@ -49,7 +53,7 @@ class StateOfTeam {
   static void check_is_whole(const Whole& whole);
   void write(const Whole& whole, const Write& write);
   void serve() const;
-  void tell_done();
+  void tell(std::int64_t what);
   /// Puts what a place has of the elements from `begin` to `end` of a whole where they belong in `window`.
   void put(const Place& place, std::int64_t begin, std::int64_t end, std::size_t element_size,
            std::span<std::byte> window);
@@ -59,8 +63,8 @@ class StateOfTeam {
   std::vector<state::TensorPart> mine_;  // of all files, in their order
   Wholes wholes_;
   std::int64_t piece_;
-  bool is_due_ = false;                  // the others wait to be told that it is over
-  std::size_t to_fetch_ = 0, left_ = 0;  // parts of others, of all and in what is being written
+  std::chrono::milliseconds quiet_;
+  std::mutex speaking_;  // to the others: who writes, and who says meanwhile that it goes on
 };
 
 }  // namespace snug::train

@@ -318,7 +318,7 @@ void check_same_settings(const Config& config, const Team& team) {
                                                 static_cast<int>(other - all.begin())));
 }
 
-void check_same_in_team(const Team& team, const std::string& fingerprint, std::int64_t done) {
+void check_same_in_team(const Team& team, const std::string& fingerprint, std::int64_t done, c10::Device device) {
   if (team.size() == 1) return;
   const std::array<std::pair<const char*, const char*>, 4> what = {{
       {"go on from other steps", "is output.folder the same for all?"},
@@ -326,9 +326,10 @@ void check_same_in_team(const Team& team, const std::string& fingerprint, std::i
       {"have other numbers of threads, and so other bits", "set train.threads"},
       {"have other vector instructions, and so other bits", "set ATEN_CPU_CAPABILITY to what all have"},
   }};
-  const std::vector<double> all =
-      team.gather({static_cast<double>(done), hash_of(fingerprint), static_cast<double>(at::get_num_threads()),
-                   hash_of(at::get_cpu_capability())});
+  const bool on_cpu = device.is_cpu();
+  const std::vector<double> all = team.gather({static_cast<double>(done), hash_of(fingerprint),
+                                               on_cpu ? static_cast<double>(at::get_num_threads()) : 0.0,
+                                               on_cpu ? hash_of(at::get_cpu_capability()) : 0.0});
   for (std::size_t i = 0; i < all.size(); ++i) {
     if (all[i] == all[i % what.size()]) continue;
     const auto& [differ, cure] = what.at(i % what.size());

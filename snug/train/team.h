@@ -134,6 +134,6 @@ class Team {
 /// together follows from these. What is each one's own may differ.
 void check_same_settings(const Config& config, const Team& team);
 /// The same where they have other data, numbers of threads or instructions, or go on from other steps.
-void check_same_in_team(const Team& team, const std::string& fingerprint, std::int64_t done);
+void check_same_in_team(const Team& team, const std::string& fingerprint, std::int64_t done, c10::Device device);
 
 }  // namespace snug::train

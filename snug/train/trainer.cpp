@@ -121,10 +121,10 @@ class Run {
       state_.wait();
       if (options.after && done_ > 0) options.after(experiment_, result_);
     } catch (const FailedInAll&) {
-      leave(Alone::No);
+      leave(Others::Wait);
       throw;
     } catch (...) {
-      leave(Alone::Yes);
+      leave(Others::MayBeGone);
       throw;
     }
     end();
@@ -169,11 +169,10 @@ class Run {
     if (failure) std::rethrow_exception(failure);
   }
 
-  /// Whether what has failed here may go on in other processes.
-  enum class Alone : std::uint8_t { No, Yes };
+  using Others = RunState::Others;
 
   /// After a failure, which is told by others: here only what goes wrong beside it.
-  void leave(Alone alone) {
+  void leave(Others others) {
     const auto attempt = [&](const auto& action) {
       try {
         action();
@@ -181,12 +180,12 @@ class Run {
         progress_.note(error.what());
       }
     };
-    if (experiment_.has_part_of_state() && alone == Alone::Yes) {
+    if (experiment_.has_part_of_state() && others == Others::MayBeGone) {
       if (saves() && done_ != saved_at_)
         progress_.note(
             "each process has a part of the state, and one alone saves none; the newest that is there stays");
     } else if (whole_ && step_.whole()) {
-      attempt([&] { save(); });
+      attempt([&] { save(others); });
     } else {
       progress_.note(fmt::format("the update of step {} did not come to its end: no state is saved of it", done_ + 1));
     }
@@ -272,14 +271,14 @@ class Run {
   }
 
   /// Unless there is a state of these steps, or none is asked for.
-  void save() {
-    // In parts all of them have to do with it.
-    if (config_.output.folder.empty() || (!saves() && !experiment_.has_part_of_state()) || done_ == saved_at_) return;
+  void save(Others others = Others::Wait) {
+    if (config_.output.folder.empty() || done_ == saved_at_ || (others == Others::MayBeGone && !saves())) return;
     saved_at_ = done_;
-    // Of now: a session plans anew when a step or the memory around it changes.
-    const std::string plan = to_json(plan::plan_file_for(session_.graph(), session_.plan())).dump() + "\n";
     experiment_.team().doing(fmt::format("saving behind step {}", done_));
-    state_.save(done_, validated_, plan, room_beside(session_), progress_);
+    // Of now: a session plans anew when a step or the memory around it changes.
+    std::string plan;
+    if (saves()) plan = to_json(plan::plan_file_for(session_.graph(), session_.plan())).dump() + "\n";
+    state_.save(done_, validated_, plan, room_beside(session_), progress_, others);
   }
 
   void finish_result() {
@@ -340,9 +339,10 @@ void train_chosen(const Config& asked, report::Progress& progress, const TrainOp
   if (options.team.is_first()) alone = lock_output_folder(folder);
   const Config config = chosen_for(asked, options, progress);
   Experiment experiment(config, options.team);
+  if (options.team.is_first()) std::ranges::for_each(experiment.notes(), [&](const auto& n) { progress.note(n); });
   RunState state(experiment, folder / "state");
   if (options.start == Start::Resume) result.resumed_from = result.steps = state.find_for(config.train.steps, progress);
-  check_same_in_team(options.team, experiment.fingerprint(), result.resumed_from);
+  check_same_in_team(options.team, experiment.fingerprint(), result.resumed_from, experiment.device());
   state.share();
   // Of a run that goes on nothing may change.
   if (result.resumed_from == 0 && !options.plan) unplanned = config;

@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <chrono>
+#include <thread>
 #include <vector>
 
 #include "snug/base/errors.h"
@@ -97,6 +99,24 @@ TEST(StateOfTeam, IsOverWhereTheFirstHasAll) {
     StateOfTeam state(team, {{"file", {{"count", torch::full({}, 3.0F), {}, 0}}}});
     state.write_together([&] { EXPECT_EQ(read(state.divided().at("file").all.at("count")).item<float>(), 3); });
   });
+}
+
+TEST(StateOfTeam, IsWaitedForLongerThanForCollectives) {
+  const auto ended = testing::outcomes_of(3, [](const parallel::Launched& launched) {
+    const auto world = parallel::World::meet(launched, {.timeout = std::chrono::milliseconds(1500)});
+    const Team team(world);
+    StateOfTeam state(team, {{"file", parts_of(team)}}, /*piece=*/64, /*quiet=*/std::chrono::milliseconds(200));
+    state.write_together([&] {
+      const state::DividedTensors divided = state.divided().at("file");
+      for (int i = 0; i < 2; ++i) {
+        std::this_thread::sleep_for(std::chrono::seconds(4));  // as a slow disk, before and behind what is asked for
+        EXPECT_TRUE(at::equal(read(divided.all.at("numbers")), torch::arange(100, at::kDouble)));
+      }
+      std::this_thread::sleep_for(std::chrono::seconds(4));
+    });
+    EXPECT_EQ(team.gather({1.0}).size(), 3U);
+  });
+  for (const testing::Ended& one : ended) EXPECT_EQ(one.exit_code, 0) << one.output;
 }
 
 TEST(StateOfTeam, RefusesPartsThatAreNotOfOneWhole) {

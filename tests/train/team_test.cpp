@@ -153,12 +153,13 @@ TEST(Team, RefusesProcessesThatAreNotAlike) {
   const fs::path folder = folder_of("unlike");
   in_processes(2, [&](parallel::World& world) {
     const Team team = team_of(world);
-    const auto refusal = [&](const auto& change, std::int64_t done = 0) -> std::string {
+    const auto refusal = [&](const auto& change, std::int64_t done = 0,
+                             c10::DeviceType device = c10::kCPU) -> std::string {
       Config config = six_steps(folder);
       if (!team.is_first()) change(config);
       try {
         check_same_settings(config, team);
-        check_same_in_team(team, config.data.path, done);
+        check_same_in_team(team, config.data.path, done, device);
       } catch (const UsageError& error) {
         return error.what();
       }
@@ -173,6 +174,7 @@ TEST(Team, RefusesProcessesThatAreNotAlike) {
     EXPECT_THAT(refusal([](Config&) {}, team.rank()), HasSubstr("other steps"));
     at::set_num_threads(1 + team.rank());
     EXPECT_THAT(refusal([](Config&) {}), HasSubstr("train.threads"));
+    EXPECT_EQ(refusal([](Config&) {}, 0, c10::kCUDA), "taken") << "the CPU's threads change no bit there";
   });
 }
 
