@@ -5,6 +5,7 @@
 #include <functional>
 #include <limits>
 #include <numeric>
+#include <tuple>
 #include <utility>
 
 #include "snug/base/range_heap.h"
@@ -91,30 +92,24 @@ std::int64_t cost_of_order(std::size_t blocks) {
 
 /// As an allocator with best fit would, moment by moment.
 Layout in_order_of_time(std::span<const TimedBlock> blocks, std::span<const Occupied> occupied) {
-  struct Change {
-    std::int64_t moment;
-    bool begins;  // what ends at the moment goes before
-    std::size_t block;
-    auto operator<=>(const Change&) const = default;
-  };
-  std::vector<Change> changes;
+  std::vector<std::tuple<std::int64_t, bool, std::size_t>> changes;  // what ends at a moment before what begins
   Bytes enough = 0;
   for (const auto& [offset, bytes] : occupied) enough = std::max(enough, offset + bytes);
   for (std::size_t i = 0; i < blocks.size(); ++i) {
     enough += blocks[i].bytes;
     if (blocks[i].begin >= blocks[i].end || blocks[i].bytes <= 0) continue;
-    changes.push_back({blocks[i].begin, true, i});
-    changes.push_back({blocks[i].end, false, i});
+    changes.emplace_back(blocks[i].begin, true, i);
+    changes.emplace_back(blocks[i].end, false, i);
   }
   std::ranges::sort(changes);
   RangeHeap free;
   free.give(0, enough);
   for (const auto& [offset, bytes] : occupied) free.take_at(offset, bytes);
   Layout layout{std::vector<Bytes>(blocks.size()), 0};
-  for (const Change& change : changes) {
-    const Bytes bytes = blocks[change.block].bytes;
-    Bytes& offset = layout.offsets[change.block];
-    if (!change.begins) {
+  for (const auto& [moment, begins, block] : changes) {
+    const Bytes bytes = blocks[block].bytes;
+    Bytes& offset = layout.offsets[block];
+    if (!begins) {
       free.give(offset, bytes);
       continue;
     }
