@@ -89,7 +89,7 @@ class WatchedIterator:
         self._iterator, self._before = iterator, position_of(iterator)
 
     def advanced(self) -> str | None:
-        """Returns the change that cannot be undone and its cure, for an error message, or None if there is no change."""
+        """Returns part of an error message: what the step changed irreversibly, and what to do. None if it changed nothing."""
         if same_position(position_of(self._iterator), self._before):
             return None
         name = type(self._iterator).__name__

@@ -51,7 +51,7 @@ class WatchedSeeds:
         self._seeds, self._before = seeds, seeds.n_children_spawned
 
     def advanced(self) -> str | None:
-        """Returns the change that cannot be undone and its cure, for an error message, or None if there is no change."""
+        """Returns part of an error message: what the step changed irreversibly, and what to do. None if it changed nothing."""
         if self._seeds.n_children_spawned == self._before:
             return None
         return (

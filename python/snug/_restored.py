@@ -173,7 +173,7 @@ class SavedCache:
         return sorted(map(id, self._now())) == sorted(map(id, self._held))  # a hit changes their order
 
     def advanced(self) -> str | None:
-        """Returns the change that cannot be undone and its cure, for an error message, or None if there is no change."""
+        """Returns part of an error message: what the step changed irreversibly, and what to do. None if it changed nothing."""
         if not self._size or self._is_unbounded() or self._is_back():
             return None
         name = f"{self._function.__qualname__}()"

@@ -32,8 +32,8 @@ constexpr double kLatency = 50e-6;        // where only the rate is given
 constexpr double kServerLatency = 10e-6;  // of the links of a maker's servers
 constexpr Bytes kLeast = 64_KiB;          // of a device, or of a machine's processes: less is a unit that was left out
 
-/// "BETWEEN,WITHIN", or one for both. If nobody says how, devices that are not here talk to each other as in their
-/// maker's servers, and cards as to their host.
+/// Parses "BETWEEN,WITHIN", or one link for both. Default for a described device: the links of its vendor's servers, or
+/// its host link if it is sold as a card.
 void read_links(const MeshOptions& mesh, parallel::Links& links) {
   std::string between = kBetween, within = kWithin;
   if (mesh.on && mesh.on->server) {

@@ -25,8 +25,8 @@ class TextCorpus {
 
   [[nodiscard]] Bytes size() const { return starts_.back(); }
   [[nodiscard]] std::size_t files() const { return files_.size(); }
-  /// What was left out of a folder, for people: "2 of 30 files: not text (first: a/b.bin, gzip)"; "" if nothing was.
-  /// Empty files do not count, nor what is in a folder whose name begins with a dot.
+  /// The skipped files of a folder as a message, as in "2 of 30 files: not text (first: a/b.bin, gzip)"; "" if none.
+  /// Empty files are not mentioned; a hidden folder counts as one.
   [[nodiscard]] const std::string& left_out() const noexcept { return left_out_; }
   /// Where each file begins.
   [[nodiscard]] std::span<const Bytes> starts() const { return std::span(starts_).first(files_.size()); }

@@ -30,7 +30,7 @@ struct DeviceDescription {
   [[nodiscard]] Bytes usable() const;
 };
 
-/// Those that are known by name. Some have a second, shorter one: h100 is h100-sxm, and a100 a100-80gb.
+/// The table of known devices. describe() also takes short names: h100 for h100-sxm, a100 for a100-80gb.
 const std::vector<DeviceDescription>& known_devices();
 
 /// Of a known name, in any case, or of what somebody's own has: FLOPS/BYTES-A-SECOND/MEMORY, as in

@@ -35,7 +35,7 @@ std::byte* HostPool::Slabs::take(Bytes length) {
       free(taken->gone);
       memory_[slab] = allocator_.allocate(static_cast<std::size_t>(book_.size(slab)));  // rounds up to powers of two
     } catch (const std::exception&) {
-      for (const SlabBook::Id gone : taken->gone) memory_.erase(gone);  // the book has let go of them
+      for (const SlabBook::Id gone : taken->gone) memory_.erase(gone);  // book_ has dropped them
       memory_.erase(slab);
       book_.drop(slab);
       return nullptr;

@@ -137,7 +137,7 @@ class C10dWorld final : public World {
   }
 
   std::shared_ptr<::gloo::transport::Device> device() const {
-    // PyTorch takes a list, and uses its interfaces in turns; an empty one is none.
+    // PyTorch accepts a comma-separated list and round-robins over it; snug uses the first. Empty means unset.
     const char* const set = std::getenv("GLOO_SOCKET_IFNAME");  // NOLINT(concurrency-mt-unsafe)
     const std::string_view interfaces = set != nullptr ? set : "";
     if (const std::string first(interfaces.substr(0, interfaces.find(','))); !first.empty())

@@ -12,8 +12,8 @@
 namespace snug::parallel {
 
 struct MeetOptions {
-  /// How long processes wait for each other: to meet, and in each collective. Longer than what one of them may do alone
-  /// in between, such as writing a file.
+  /// How long processes wait for each other: to meet, and in each collective. Must be longer than what one process does
+  /// alone between collectives. Saving training state does not count: the others are told that it goes on.
   std::chrono::milliseconds timeout = std::chrono::minutes(10);
 };
 

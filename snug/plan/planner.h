@@ -16,9 +16,9 @@
 
 namespace snug::plan {
 
-/// Makes plans for one step by one strategy. The step is searched once; further budgets take some thousand simulated
-/// operators each. With budgets for further devices, each combination of plans for the others takes a search of its
-/// own. Copies share what has been searched. Any thread.
+/// Makes plans for one step by one strategy. The step is searched once; each budget simulates up to a million operators
+/// more. With budgets for further devices, each new combination of actions on the other devices needs its own search
+/// (DeviceSearches). Copies of a planner share their searches. Any thread.
 class Planner {
  public:
   /// `strategy` as strategy_from reads it. Throws UsageError when it names none or its argument does not suit the step.

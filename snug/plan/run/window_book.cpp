@@ -9,7 +9,7 @@ namespace {
 
 /// A use that far from where the step is expected to be says nothing of where it is.
 constexpr std::size_t kOutOfOrder = 64;
-// Among so many, all places are looked at; among more, those beside so many that are used last.
+// With up to kFew tensors in the window all places are tried; with more, those next to the kFarthest last-used ones.
 constexpr std::size_t kFew = 256;
 constexpr int kFarthest = 32;
 
