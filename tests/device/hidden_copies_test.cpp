@@ -162,7 +162,8 @@ TEST(HiddenCopies, TakeThePredictedMemoryWhereTheStepGoesBackwardInItsForwardPas
     // the last h, which the program has when the pass begins, is counted as fetched.
     const auto peak = static_cast<double>(session.plan().predicted_peak);
     EXPECT_LE(static_cast<double>(linked_memory().stats().allocated_peak), peak);
-    EXPECT_GE(static_cast<double>(linked_memory().stats().allocated_peak), 0.94 * peak);
+    const auto last = static_cast<double>(net.x.nbytes());  // as large as each h
+    EXPECT_GE(static_cast<double>(linked_memory().stats().allocated_peak) + last, 0.95 * peak);
   }
 }
 
