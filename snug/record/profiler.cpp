@@ -337,6 +337,19 @@ void Profiler::note_seconds() {
   graph_.set_step_seconds(clock.seconds(0, end) - graph_.update_seconds);
 }
 
+/// Results that the program still has in the storage of a leaf, such as running statistics: as they take no memory of
+/// their own, dropping them would only cost replays.
+void Profiler::keep_what_leaves_have(const Tape& tape) {
+  for (plan::OpId op = 0; op < graph_.flow.ops(); ++op) {
+    for (const plan::Output& out : graph_.flow.outputs(op)) {
+      plan::ValueInfo& value = info(out.value);
+      const bool is_free = out.overwrites != plan::kNoValue && value.bytes == 0;
+      if (is_free && value.must == plan::Must::Nothing && tape.values().programs_storage(out.value))
+        value.must = plan::Must::Keep;
+    }
+  }
+}
+
 plan::StepGraph Profiler::finish(const Tape& tape) {
   const PatientLock lock(tape.mutex());  // others may evict
   poll(tape);
@@ -362,6 +375,7 @@ plan::StepGraph Profiler::finish(const Tape& tape) {
     graph_.values[plan::at(v)].leaf_bytes =
         (gauge != nullptr ? gauge->memory() : gauges_.front().memory()).rounded(tape.values().nbytes(v));
   }
+  keep_what_leaves_have(tape);
   let_go_of_referred();
   encodings_.try_all(tape, graph_);
   return std::move(graph_);

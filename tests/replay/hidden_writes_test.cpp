@@ -13,7 +13,10 @@
 namespace snug {
 namespace {
 
+using testing::expect_same;
 using testing::same_bits;
+using testing::StepUnderTest;
+using testing::test_memory;
 
 /// Running statistics, which the operator moves though its schema does not say so.
 TEST(HiddenWrites, MoveNoRunningStatisticsASecondTime) {
@@ -33,6 +36,32 @@ TEST(HiddenWrites, MoveNoRunningStatisticsASecondTime) {
   EXPECT_FALSE(same_bits(mean, torch::zeros({4})));
   EXPECT_TRUE(same_bits(again_mean, mean));
   EXPECT_TRUE(same_bits(again_var, var));
+}
+
+/// Autograd saves them as they are after the operator: the program has them, and keeping them takes no memory.
+TEST(HiddenWrites, ToRunningStatisticsAreNotReplayedForTheirResults) {
+  torch::nn::BatchNorm2d norm(4);
+  StepUnderTest test({norm.ptr()});
+  const at::Tensor x = torch::randn({8, 4, 5, 5});
+  const auto forward = [&] { return norm->forward(x.exp()).sin().sum(); };
+  const auto plain = test.run_plain(forward);
+  auto recorded = replay::record_step(forward, test_memory());
+  plan::MemoryPlan plan = plan::plan_none(recorded.graph);
+  int statistics = 0;
+  for (plan::OpId op = 0; op < recorded.graph.flow.ops(); ++op) {
+    for (const plan::Output& out : recorded.graph.flow.outputs(op)) {
+      if (out.overwrites == plan::kNoValue || !recorded.graph.values[plan::at(out.value)].saved) continue;
+      plan.actions[plan::at(out.value)] = plan::kRecompute;
+      ++statistics;
+    }
+  }
+  EXPECT_EQ(statistics, 2);
+  plan = predicted(recorded.graph, std::move(plan));
+  EXPECT_EQ(plan::simulate(recorded.graph, plan).replayed_ops, 0);
+  Session session(recorded, plan::Planner(recorded.graph, plan), std::nullopt, test_memory());
+  expect_same(plain, test.run([&] { return session.backward(forward); }));
+  EXPECT_TRUE(session.last_step().followed_plan) << session.last_step().divergence;
+  EXPECT_EQ(session.last_step().replayed_ops, 0);
 }
 
 /// x times the number of calls so far, of which its schema says nothing.
