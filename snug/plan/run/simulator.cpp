@@ -116,10 +116,8 @@ class Run : public StepVisitor {
       ledger_.release(v, unpacked);
       if (walk_.settled()) forget_if_useless(v);
     }
-    if (of(v).borrowed) {
-      of(v).borrowed = false;
-      live_ -= bytes(v);
-    }
+    live_ -= std::exchange(of(v).borrowed, 0) * bytes(v);
+    if (ledger_.packs(v) == 0 && !images_.has(v)) live_ -= std::exchange(of(v).borrowed_inside, 0) * bytes(v);
   }
 
   void die(ValueId v) {
@@ -156,14 +154,17 @@ class Run : public StepVisitor {
  private:
   struct OfValue {
     std::int32_t consumed = 0;
-    Bytes encoded = 0;         // that its compressed contents take
-    Bytes image = 0;           // that its image takes
-    bool borrowed = false;     // dropped, but a backward node still uses the unpacked tensor
+    Bytes encoded = 0;  // that its compressed contents take
+    Bytes image = 0;    // that its image takes
+    // Copies that were dropped while a node has the unpacked tensor: until a saved tensor is released, or, for nodes
+    // that a pass inside the forward pass made and that saved the tensor without an event, until the last one is.
+    std::int32_t borrowed = 0, borrowed_inside = 0;
     bool second = false;       // its storage is there, and a replay has made it again, or fetched it, in another
     Home home = Home::Device;  // of its contents, where they have been moved
     bool leaving = false;      // and nobody has waited for that
     bool asked = false;
   };
+  void borrow(ValueId v) { ++(walk_.settled() ? of(v).borrowed : of(v).borrowed_inside); }
   OfValue& of(ValueId v) { return values_[at(v)]; }
   [[nodiscard]] const OfValue& of(ValueId v) const { return values_[at(v)]; }
 
@@ -218,7 +219,7 @@ class Run : public StepVisitor {
       decode(v);
     }
     // As what is unpacked of other values.
-    if (images_.consume(v).decoded) of(v).borrowed = true;
+    if (images_.consume(v).decoded) borrow(v);
   }
   void release_image(ValueId v, Unpacked unpacked) {
     const Images::Gone gone = images_.release(v, unpacked);
@@ -300,12 +301,8 @@ class Run : public StepVisitor {
   void dropped(ValueId v) {
     if (has_original(v) && !of(v).second) return;
     of(v).second = false;
-    // An unpacked tensor lives until its node is done, which is when the saved tensor is released.
-    if (unpacking_ == v) {
-      of(v).borrowed = true;
-    } else {
-      live_ -= bytes(v);
-    }
+    if (unpacking_ == v) return borrow(v);
+    live_ -= bytes(v);
   }
 
   /// Whether an output in place needs a storage of its own before its operator runs: a copy of what lives on, or room

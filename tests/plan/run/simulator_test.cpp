@@ -254,6 +254,26 @@ TEST(Simulate, HoldsASecondCopyWhileTheProgramStillHasTheFirst) {
   EXPECT_EQ(run.timeline, (std::vector<Bytes>{100, 100, 100, 200, 100, 0}));
 }
 
+TEST(Simulate, HoldsWhatAPassInsideWasGivenUntilNoSavedTensorIsLeft) {
+  GraphBuilder g;
+  const ValueId leaf = g.leaf();
+  const ValueId a = g.op("a", {leaf}, 100);
+  g.save(a);
+  g.save(a);
+  g.die(a);
+  g.unpack(a);
+  g.unpack(a);
+  g.settle();
+  for (int node = 0; node < 2; ++node) {
+    g.unpack(a);
+    g.release(a);
+  }
+  const StepGraph graph = g.take();
+  const Simulation run = simulate(graph, dropping(graph, {a}), Detail::Timeline);
+  EXPECT_EQ(run.timeline, (std::vector<Bytes>{100, 100, 100, 0, 100, 100, 100, 200, 200, 200, 0}));
+  EXPECT_EQ(run.replayed_ops, 2);
+}
+
 TEST(Simulate, EndsWithNothingButStaticBytesOnAChain) {
   const StepGraph graph = synthetic::gpt_like({.blocks = 3});
   for (const MemoryPlan& plan : {plan_none(graph), plan_every_block(graph), plan_chen_sqrt(graph)}) {
