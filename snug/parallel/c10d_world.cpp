@@ -126,6 +126,8 @@ class C10dWorld final : public World {
     const auto store = c10::make_intrusive<c10d::PrefixStore>(name, store_);
     const int size = static_cast<int>(ranks.size());
     const auto gloo = c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, size, options);
+    // A process that is done with the group at once would close connections while others still wait for theirs.
+    if (size > 1) gloo->barrier()->wait();
     auto group = c10::make_intrusive<c10d::ProcessGroup>(store, rank, size);
     group->setBackend(c10::kCPU, c10d::ProcessGroup::BackendType::GLOO, gloo);
     const auto of_others = through_host(gloo);

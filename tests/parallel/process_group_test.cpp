@@ -7,7 +7,10 @@
 #include <csignal>
 #include <exception>
 #include <functional>
+#include <numeric>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include "snug/memory/out_of_budget.h"
 #include "snug/parallel/group_agreement.h"
@@ -68,6 +71,19 @@ void every_collective(ProcessGroup& group) {
 }
 
 TEST(ProcessGroup, OfOneDoesEveryCollective) { every_collective(*group_of_one()); }
+
+// Some have met the others and go while some are still at it.
+TEST(World, GroupsMayGoAsSoonAsTheyAreMade) {
+  in_processes(6, [](World& world) {
+    std::vector<int> ranks(6);
+    std::iota(ranks.begin(), ranks.end(), 0);
+    const std::jthread slows_others_down([](const std::stop_token& stop) {
+      while (!stop.stop_requested()) {
+      }
+    });
+    for (int i = 0; i < 30; ++i) (void)world.group(ranks);
+  });
+}
 
 TEST(ProcessGroup, OfThreeDoesEveryCollective) {
   in_processes(3, [](World& world) { every_collective(*world.all()); });
