@@ -79,8 +79,10 @@ Order by(std::span<const TimedBlock> blocks, const Of& of) {
 /// Those that reach to the top come first.
 Order with_highest_first(const Order& order, std::span<const TimedBlock> blocks, const Layout& layout) {
   Order changed = order;
-  std::ranges::stable_partition(
-      changed, [&](std::size_t block) { return layout.offsets[block] + blocks[block].bytes == layout.bytes; });
+  const auto reaches_top = [&](std::size_t block) {
+    return layout.offsets[block] + blocks[block].bytes == layout.bytes;
+  };
+  std::stable_partition(changed.begin(), changed.end(), reaches_top);  // not std::ranges': see change.cpp
   return changed;
 }
 
