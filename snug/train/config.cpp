@@ -128,6 +128,13 @@ void expect_section(std::string_view section, std::string_view source) {
                                did_you_mean(section, sections), fmt::join(sections, ", ")));
 }
 
+void expect_keys(std::string_view section, const ordered_json& keys, std::string_view source) {
+  expect_section(section, source);
+  if (!keys.is_object())
+    throw UsageError(fmt::format("{}: \"{}\" is a section, but is set to {}; write [{}] and its keys below", source,
+                                 section, show(keys), section));
+}
+
 [[noreturn]] void refuse_key(std::string_view section, std::string_view key, std::string_view source) {
   const std::vector<std::string> keys = known_keys(section);
   std::string hint = did_you_mean(key, keys);
@@ -195,17 +202,27 @@ bool means_the_same(const nlohmann::json& was, const Value& is, const Rule& rule
 }  // namespace
 
 Config config_from_json(const ordered_json& json, std::string_view source) {
-  if (!json.is_object()) {
+  return known_part(json, source, [](const std::string& why) { throw UsageError(why); });
+}
+
+Config known_part(const ordered_json& json, std::string_view source,
+                  const std::function<void(const std::string&)>& left_out) {
+  if (!json.is_object())
     throw UsageError(fmt::format("{}: a configuration is a table of sections, but this is {}", source, show(json)));
-  }
   Config config;
-  for (const auto& [section, keys] : json.items()) {
-    expect_section(section, source);
-    if (!keys.is_object()) {
-      throw UsageError(fmt::format("{}: \"{}\" is a section, but is set to {}; write [{}] and its keys below", source,
-                                   section, show(keys), section));
+  const auto attempt = [&](const auto& read) {
+    try {
+      read();
+      return true;
+    } catch (const UsageError& error) {
+      left_out(error.what());
+      return false;
     }
-    for (const auto& [key, value] : keys.items()) assign(config, section, key, value, std::nullopt, source);
+  };
+  for (const auto& [section, keys] : json.items()) {
+    if (!attempt([&, &section = section, &keys = keys] { expect_keys(section, keys, source); })) continue;
+    for (const auto& each : keys.items())
+      attempt([&, &section = section] { assign(config, section, each.key(), each.value(), std::nullopt, source); });
   }
   return config;
 }

@@ -15,6 +15,11 @@ namespace snug::train {
 /// value outside its own rule. Keys are not compared with each other here: see validate().
 Config config_from_json(const nlohmann::ordered_json& json, std::string_view source);
 
+/// The same of what another version of snug may have written: sections, keys and values that this one refuses keep
+/// their defaults, and `left_out` is told why of each.
+Config known_part(const nlohmann::ordered_json& json, std::string_view source,
+                  const std::function<void(const std::string&)>& left_out);
+
 /// Reads a TOML file the same way. Call validate() once the last set_key() is done.
 Config load_config(const std::filesystem::path& path);
 

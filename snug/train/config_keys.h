@@ -259,9 +259,12 @@ void visit_keys(AnyConfig& c, Visit&& to) {
          ScheduleText{}, kWithStages);
 
   varies("state", "every", c.state.every,
-         "steps between savings of the training state in output.folder; 0: one alone, where a run ends, is stopped or "
-         "fails",
+         "steps between savings of the training state in output.folder, beside those by state.interval and the one "
+         "where a run ends, is stopped or fails; 0: none",
          kNotNegative, kInRuns);
+  varies("state", "interval", c.state.interval,
+         "seconds after which the state is saved behind the next step, if it has not been; 0: never by time",
+         Range{0, 31536000}, kWithFolder);
   varies("state", "last", c.state.last, "how many of the newest states stay", Range{1}, kWithFolder);
   varies("state", "best", c.state.best, "how many of those with the smallest validation loss stay beside them",
          kNotNegative, kMeasuredStates);

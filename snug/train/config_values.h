@@ -134,7 +134,8 @@ struct ParallelConfig {
 };
 
 struct StateConfig {
-  std::int64_t every = 0;  ///< Steps between savings of the training state; 0: only where the run ends.
+  std::int64_t every = 0;  ///< Steps between savings of the training state; 0: none by their number.
+  double interval = 600;   ///< Seconds after which the state is saved whatever the step; 0: none by time.
   std::int64_t last = 2;   ///< How many of the newest stay.
   std::int64_t best = 1;   ///< How many of the best stay, by validation loss.
   StateWrite write = StateWrite::Background;

@@ -156,10 +156,11 @@ std::vector<std::string> notes_for_team(const Config& config, const Team& team) 
   if (parallel.reduce != ReduceIn::Gradient && team.size() == 1)
     notes.push_back(
         fmt::format("parallel.reduce = \"{}\" adds up nothing: there is one process", word(parallel.reduce)));
-  if (team.size() > 1 && saves_together(config) && !config.output.folder.empty() && config.state.every == 0) {
+  if (team.size() > 1 && saves_together(config) && !config.output.folder.empty() && config.state.every == 0 &&
+      config.state.interval == 0) {
     notes.emplace_back(
-        "each process has a part of the training state, which is saved at the end alone: of a run that one of them "
-        "ends before, nothing is left; state.every = N saves it every N steps");
+        "each process has a part of the training state, which is saved at the end alone: if one of them fails before "
+        "that, nothing is left; state.every = N saves it every N steps, state.interval = S every S seconds");
   }
   return notes;
 }

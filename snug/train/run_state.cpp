@@ -156,10 +156,11 @@ void RunState::add_loss(const char* name, std::optional<double>& loss) {
       [] {});
 }
 
-std::optional<Config> RunState::config_in(const std::filesystem::path& folder) {
+std::optional<Config> RunState::config_in(const std::filesystem::path& folder, report::Progress& progress) {
   const auto found = state::newest_state(folder, [](const fs::path&, const std::string&) {});  // find() tells of them
   if (!found) return std::nullopt;
-  return config_from_json(state::values_in(*found).value("config", json::object()), "the training state");
+  return known_part(state::values_in(*found).value("config", json::object()), "the training state",
+                    [&](const std::string& why) { progress.note(why + ": left out"); });
 }
 
 std::optional<std::int64_t> RunState::find(report::Progress& progress) {

@@ -21,8 +21,9 @@ class RunState {
   /// `folder` is made when something is saved. The experiment must outlive this.
   RunState(Experiment& experiment, std::filesystem::path folder);
 
-  /// The configuration of the newest state there; nullopt when there is none that is whole.
-  static std::optional<Config> config_in(const std::filesystem::path& folder);
+  /// The configuration of the newest state there; nullopt when there is none that is whole. What another version of
+  /// snug has written and this one does not know is left out, and told.
+  static std::optional<Config> config_in(const std::filesystem::path& folder, report::Progress& progress);
 
   /// Finds the newest state that is whole, telling of each that is not. Returns the steps that were done; nullopt when
   /// there is no state. Throws UsageError when the state is of another run: of another model, data or order; Error when

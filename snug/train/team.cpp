@@ -31,12 +31,14 @@
 namespace snug::train {
 namespace {
 
-/// Whether it stops, its losses, and its generator's state, of which all have the same numbers.
+constexpr std::uint8_t kStops = 1, kSaves = 2;
+
+/// Whether it stops or saves, its losses, and its generator's state, of which all have the same numbers.
 at::Tensor as_bytes(const Team::Word& word) {
   const std::size_t losses = word.losses.size() * sizeof(double);
   at::Tensor bytes = at::empty({static_cast<std::int64_t>(1 + losses + word.random.size())}, at::kByte);
   auto* const at = bytes.mutable_data_ptr<std::uint8_t>();
-  at[0] = word.stops ? 1 : 0;
+  at[0] = static_cast<std::uint8_t>((word.stops ? kStops : 0) | (word.saves ? kSaves : 0));
   std::memcpy(at + 1, word.losses.data(), losses);
   std::ranges::copy(word.random, at + 1 + losses);
   return bytes;
@@ -45,7 +47,8 @@ at::Tensor as_bytes(const Team::Word& word) {
 Team::Word word_of(const at::Tensor& bytes, std::size_t losses) {
   Team::Word word;
   const auto* const at = bytes.const_data_ptr<std::uint8_t>();
-  word.stops = at[0] != 0;
+  word.stops = (at[0] & kStops) != 0;
+  word.saves = (at[0] & kSaves) != 0;
   word.losses.resize(losses);
   std::memcpy(word.losses.data(), at + 1, losses * sizeof(double));
   word.random.assign(at + 1 + losses * sizeof(double), at + bytes.numel());

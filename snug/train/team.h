@@ -94,6 +94,7 @@ class Team {
   /// What a process says of a step when its gradients are there.
   struct Word {
     bool stops = false;            ///< it has been asked to
+    bool saves = false;            ///< it has been asked to save the training state
     std::vector<double> losses{};  ///< of its micro-batches, each its share of the batch's; as many in each process
     std::string random{};          ///< the state of its generator: bytes, as many in each process
   };

@@ -21,8 +21,10 @@
 #include "snug/report/count.h"
 #include "snug/train/choose.h"
 #include "snug/train/experiment.h"
+#include "snug/train/failed_in_all.h"
 #include "snug/train/interrupt.h"
 #include "snug/train/output_folder.h"
+#include "snug/train/overflows.h"
 #include "snug/train/parallel_rules.h"
 #include "snug/train/planned_experiment.h"
 #include "snug/train/run_state.h"
@@ -31,9 +33,6 @@
 
 namespace snug::train {
 namespace {
-
-// From a loss scale of 65,536, forty halvings lead below what fp16 tells from zero.
-constexpr std::int64_t kTooManyOverflows = 40;
 
 /// What the budget leaves beside the steps: room for a copy of what is saved. Everything, without a budget.
 Bytes room_beside(const Session& session) {
@@ -64,7 +63,7 @@ Config chosen_for(const Config& config, const TrainOptions& options, report::Pro
   }
   if (options.team.size() > 1) return config;  // each would choose by itself
   if (options.start == Start::Resume) {
-    const auto before = RunState::config_in(std::filesystem::path(config.output.folder) / "state");
+    const auto before = RunState::config_in(std::filesystem::path(config.output.folder) / "state", progress);
     if (before) return adopt_choices(config, *before);
   }
   return choose(config, progress).config;
@@ -141,11 +140,13 @@ class Run {
                                            .depth = config_.data.prefetch,
                                            .first_step = done_,
                                            .pinned = false});
-    started_ = monotonic_seconds();
+    started_ = saved_time_ = monotonic_seconds();
     while (!is_last()) {
       const StepRecord record = run_step(batches);
       for (const auto& sink : sinks_) sink->step(record);
-      if (config_.state.every > 0 && done_ % config_.state.every == 0) save();
+      if (saves_now_ && config_.output.folder.empty())
+        progress_.note("asked to save the training state (SIGUSR1), but without output.folder nothing is saved");
+      if (saves_now_ || (config_.state.every > 0 && done_ % config_.state.every == 0)) save();
     }
     save();
     for (const auto& sink : sinks_) sink->steps_end();
@@ -198,6 +199,7 @@ class Run {
     experiment_.team().doing(fmt::format("in step {}", step + 1));
     const data::Batch batch = batches.next();
     verify_replays(step);
+    request_save_by_time();
     const double scale = experiment_.scaler().get_scale();
     const std::int64_t update = step - state_.skipped;
     const TrainingStep::Gradients made = step_.make_gradients(session_, batch, step, update);
@@ -206,6 +208,7 @@ class Run {
     whole_ = true;
     done_ = step + 1;
     team_stops_ = made.stops;
+    saves_now_ = made.saves;
     state_.random_of_team = made.random;
     if (made.overflowed) ++state_.skipped;
     validated_.reset();
@@ -230,8 +233,7 @@ class Run {
     record.evictions = report.evictions;
     if (!report.divergence.empty() && !std::exchange(said_so_, true))
       progress_.note(fmt::format("step {}: not the planned step, run under pressure ({})", done_, report.divergence));
-    overflows_in_a_row_ = made.overflowed ? overflows_in_a_row_ + 1 : 0;
-    check_scale();
+    made.overflowed ? overflows_.one_more(experiment_.scaler(), done_) : overflows_.end();
     validate();
     record.validation_loss = validated_;
     record.peak = experiment_.memory().stats().allocated_peak;
@@ -240,16 +242,10 @@ class Run {
     return record;
   }
 
-  /// PyTorch's loops skip steps for ever.
-  void check_scale() const {
-    // Gradients that are not scaled up any more overflow by themselves.
-    if (overflows_in_a_row_ < kTooManyOverflows || experiment_.scaler().get_scale() >= 1) return;
-    throw FailedInAll(fmt::format(
-        "train: the gradients of {} steps in a row, up to step {}, were not finite, and the loss scale has "
-        "fallen to {:g}: the loss itself, or an operator on the way back, exceeds what fp16 holds (65504) "
-        "whatever the scale is; a lower optimizer.learning_rate often helps, and in a new run precision.compute = "
-        "\"bf16\", which has the range of fp32",
-        overflows_in_a_row_, done_, experiment_.scaler().get_scale()));
+  /// In each process of a team, which tell each other in this step: they save together.
+  void request_save_by_time() {
+    const double interval = config_.state.interval;
+    if (interval > 0 && !config_.output.folder.empty() && monotonic_seconds() - saved_time_ >= interval) request_save();
   }
 
   void verify_replays(std::int64_t step) {
@@ -272,6 +268,8 @@ class Run {
 
   /// Unless there is a state of these steps, or none is asked for.
   void save(Others others = Others::Wait) {
+    forget_save_request();
+    saved_time_ = monotonic_seconds();
     if (config_.output.folder.empty() || done_ == saved_at_ || (others == Others::MayBeGone && !saves())) return;
     saved_at_ = done_;
     experiment_.team().doing(fmt::format("saving behind step {}", done_));
@@ -311,7 +309,7 @@ class Run {
   TrainingStep step_;
   bool scales_;  // losses
   std::vector<std::unique_ptr<Sink>> sinks_;
-  std::int64_t overflows_in_a_row_ = 0;
+  Overflows overflows_;
   std::int64_t done_;                // steps
   std::int64_t saved_at_;            // of them, when the newest state was saved
   std::optional<double> validated_;  // after them
@@ -319,7 +317,8 @@ class Run {
   bool ended_ = false;               // no step follows
   bool said_so_ = false;             // that a step is not the planned one
   bool team_stops_ = false;          // behind the last step: one of its processes was asked to
-  double started_ = 0;
+  bool saves_now_ = false;           // the same
+  double started_ = 0, saved_time_ = 0;
 };
 
 /// Runs into `result`. `unplanned` is the configuration as long as it has no plan, and nothing else can be advised.

@@ -246,6 +246,7 @@ at::Tensor TrainingStep::backward_plain(const data::Batch& batch, std::int64_t u
 
 TrainingStep::Gradients TrainingStep::gathered(const Losses& losses) {
   Gradients made;
+  made.saves = save_requested();
   if (together_ == nullptr) {
     made.loss = unscaled(losses.sum).item<double>();
     return made;
@@ -253,11 +254,15 @@ TrainingStep::Gradients TrainingStep::gathered(const Losses& losses) {
   const at::Tensor state = record::save_random_state(experiment_.generator()).state;
   const Team::Word mine{
       .stops = interrupted(),
+      .saves = made.saves,
       .losses = losses.each,
       .random = {reinterpret_cast<const char*>(state.const_data_ptr()), static_cast<std::size_t>(state.numel())}};
   const std::vector<Team::Word> words = experiment_.team().tell(mine);
   const Team& team = experiment_.team();
-  for (const Team::Word& word : words) made.stops |= word.stops;
+  for (const Team::Word& word : words) {
+    made.stops |= word.stops;
+    made.saves |= word.saves;
+  }
   for (int drawer = 0; drawer < team.drawers(); ++drawer)
     made.random.push_back(
         words[static_cast<std::size_t>(drawer) * static_cast<std::size_t>(team.layout().tensor)].random);

@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "snug/base/bytes.h"
-#include "snug/base/errors.h"
 #include "snug/replay/record_step.h"
 #include "snug/replay/session.h"
 #include "snug/train/experiment.h"
@@ -15,12 +14,6 @@
 #include "snug/train/update_in_backward.h"
 
 namespace snug::train {
-
-/// What the processes of a team have all found at the same place: they may still do something together.
-class FailedInAll : public Error {
- public:
-  using Error::Error;
-};
 
 /// Forward and backward as PyTorch does them. Returns the loss, detached.
 at::Tensor run_plain(const replay::Forward& forward);
@@ -60,6 +53,7 @@ class TrainingStep {
     double norm = 0;                       ///< before clipping
     bool overflowed = false;               ///< there will be no update; the norm is none
     bool stops = false;                    ///< a process of the team has been asked to stop: all do behind this step
+    bool saves = false;                    ///< a process has been asked to save the state: all do behind this step
     std::vector<std::string> random = {};  ///< states of all their generators, by Team::drawer()
   };
   /// The step as far as its update: the gradients are clipped. `step` names it in messages; `update`: as backward().

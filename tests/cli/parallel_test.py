@@ -143,7 +143,7 @@ class Together(Command):
         self.assertIn('parallel.shard = "gradients" divides nothing: there is one process', told.stderr)
         self.assertIn('parallel.reduce = "bf16" adds up nothing', told.stderr)
         parts = run_together(2, "train", self.config, "--set", "parallel.tensor=2", "--set", "parallel.shard=optimizer",
-                             "--set", f"output.folder={self.folder / 'parts'}")
+                             "--set", f"output.folder={self.folder / 'parts'}", "--set", "state.interval=0")
         self.assertEqual([one.returncode for one in parts], [0, 0], parts[0].stderr + parts[1].stderr)
         self.assertIn("divides nothing: there is one replica", parts[0].stderr)
         self.assertIn("state.every = N saves it", parts[0].stderr)

@@ -106,6 +106,7 @@ TEST(Applies, KeysOfRunsAreMarked) {
                                             "parallel.timeout",
                                             "state.best",
                                             "state.every",
+                                            "state.interval",
                                             "state.last",
                                             "state.write",
                                             "train.detect_anomaly",

@@ -47,7 +47,7 @@ struct Layout {
   std::string name;
   ParallelConfig parallel;
 };
-const std::array<Layout, 5>& layouts() {
+const std::array<Layout, 5>& faulted_layouts() {
   static const std::array<Layout, 5> all = {{{"replicas", {}},
                                              {"replicas", {.shard = ShardOf::Gradients}},
                                              {"replicas", {.shard = ShardOf::Parameters}},
@@ -55,7 +55,9 @@ const std::array<Layout, 5>& layouts() {
                                              {"stages", {.pipeline = 2}}}};
   return all;
 }
-const Layout& layout_of_trial(int trial) { return layouts().at(static_cast<std::size_t>(trial) % layouts().size()); }
+const Layout& layout_of_trial(int trial) {
+  return faulted_layouts().at(static_cast<std::size_t>(trial) % faulted_layouts().size());
+}
 
 Config in_layout(const fs::path& folder, const ParallelConfig& parallel) {
   Config config = six_steps(folder, 0.1);
@@ -72,7 +74,7 @@ Config in_layout(const fs::path& folder, const ParallelConfig& parallel) {
 /// By the names of the layouts.
 void run_undisturbed(const fs::path& folder) {
   for (const std::size_t i : {0U, 3U, 4U}) {
-    const auto& [name, parallel] = layouts().at(i);
+    const auto& [name, parallel] = faulted_layouts().at(i);
     const Config config = in_layout(folder, parallel);
     for (const Ended& ended : outcomes_of(2, [&, &to = name](const parallel::Launched&) {
            (void)run_in(config, folder / to, Team::of_launcher(config));

@@ -101,14 +101,16 @@ TEST(Team, GoesOnFromWhatOneProcessHasLeft) {
   EXPECT_EQ(lines_of(folder / "run").size(), kSixSteps);
 }
 
-void stops_together(ShardOf shard, const std::string& name) {
+/// One of two processes gets `signal` in its third step.
+void third_step_with(int signal, ShardOf shard, const std::string& name) {
   const fs::path folder = folder_of(name);
   Config config = six_steps(folder);
   config.parallel.shard = shard;
   in_processes(2, [&](parallel::World& world) {
     const InterruptScope interruptible;
     Config long_run = config;
-    long_run.train.steps = 1000;
+    if (signal == SIGTERM) long_run.train.steps = 1000;
+    long_run.state.every = 0;
     long_run.train.validate_every = 0;
     long_run.output.folder = folder / "team";
     TrainOptions options;
@@ -117,19 +119,24 @@ void stops_together(ShardOf shard, const std::string& name) {
     options.before = [&](Experiment& experiment) {
       if (world.all()->rank() == 0) return;
       experiment.model().parameters().front().register_hook([&](const at::Tensor&) {
-        if (++passes == 5) std::raise(SIGTERM);  // two of them are recordings
+        if (++passes == 5) std::raise(signal);  // two of them are recordings
       });
     };
     report::Progress silent = report::Progress::silent();
     const TrainResult result = train(long_run, silent, options);
-    EXPECT_TRUE(result.interrupted);
-    EXPECT_EQ(result.steps, 3);
+    EXPECT_EQ(result.interrupted, signal == SIGTERM);
+    EXPECT_EQ(result.steps, signal == SIGTERM ? 3 : kSixSteps);
+    if (world.all()->rank() == 0) {
+      EXPECT_EQ(result.states_saved, signal == SIGTERM ? 1 : 2);
+    }
   });
   EXPECT_FALSE(weights_after(folder / "team", 3).empty());
 }
 
-TEST(Team, StopsTogetherWhenOneIsAskedTo) { stops_together(ShardOf::None, "stopped"); }
-TEST(Team, InShardsStopsTogetherAndSaves) { stops_together(ShardOf::Gradients, "stopped_in_shards"); }
+TEST(Team, StopsTogetherWhenOneIsAskedTo) { third_step_with(SIGTERM, ShardOf::None, "stopped"); }
+TEST(Team, InShardsStopsTogetherAndSaves) { third_step_with(SIGTERM, ShardOf::Gradients, "stopped_in_shards"); }
+TEST(Team, SavesTogetherWhenOneIsAskedTo) { third_step_with(SIGUSR1, ShardOf::None, "saved"); }
+TEST(Team, InShardsSavesTogetherWhenOneIsAskedTo) { third_step_with(SIGUSR1, ShardOf::Gradients, "saved_in_shards"); }
 
 /// All say the same of a batch of which one of them has nothing.
 TEST(Team, RefusesAPartWithoutTargets) {

@@ -91,6 +91,29 @@ TEST(Trainer, AStoppedRunSavesItsStateBeforeItValidates) {
   EXPECT_EQ(state::open_state(state_of(config, 3)).manifest.metric, std::nullopt) << "which was not known yet";
 }
 
+TEST(Trainer, SavesItsStateWhenASignalAsksForIt) {
+  Config config = five_steps("asked");
+  config.state.every = 0;
+  config.state.interval = 0;
+  const InterruptScope interruptible;
+  const TrainResult result = run(config, in_step_after(2, [](Experiment&) { std::raise(SIGUSR1); }));
+  EXPECT_FALSE(result.interrupted);
+  EXPECT_EQ(result.steps, 5);
+  EXPECT_EQ(result.states_saved, 2) << "when asked, and at the end";
+  EXPECT_TRUE(fs::exists(state_of(config, 3)));
+  EXPECT_TRUE(fs::exists(state_of(config, 5)));
+}
+
+TEST(Trainer, SavesItsStateByTime) {
+  Config config = five_steps("by_time");
+  config.state.every = 0;
+  config.state.interval = 1e-9;
+  EXPECT_EQ(run(config).states_saved, 5);
+  config.output.folder += "_never";
+  config.state.interval = 3600;
+  EXPECT_EQ(run(config).states_saved, 1) << "at the end";
+}
+
 TEST(Trainer, AStateHasTheValidationLossOfItsStep) {
   Config config = five_steps("validated");
   const TrainResult result = run(config);
