@@ -37,7 +37,7 @@ RotaryScaling linear_scaling(const JsonField& rotary, std::int64_t /*sequence*/)
   return LinearScaling{factor_of(rotary)};
 }
 RotaryScaling dynamic_scaling(const JsonField& rotary, std::int64_t sequence) {
-  return DynamicScaling{factor_of(rotary), trained_length(rotary, sequence)};
+  return DynamicScaling{factor_of(rotary), sequence};  // whatever the original length is said to be, as in transformers
 }
 RotaryScaling llama3_scaling(const JsonField& rotary, std::int64_t /*sequence*/) {
   return Llama3Scaling{factor_of(rotary), rotary.required<double>("low_freq_factor"),
@@ -73,22 +73,23 @@ void refuse_unknown_rotary(const JsonField& rotary) {
   }
 }
 
-/// Both of transformers 5's layout, "rope_parameters", and of the older one, "rope_theta" and "rope_scaling".
-void read_rotary(const JsonField& json, LlamaOptions& o) {
-  o.rotary.base = json.optional("rope_theta", 10000.0, kPositive);
-  auto rotary = json.find("rope_parameters");
-  if (!rotary) rotary = json.find("rope_scaling");
-  const auto share = [](const JsonField& of) {
-    if (of.optional("partial_rotary_factor", 1.0) != 1) of.at("partial_rotary_factor").refuse("1");
-  };
-  share(json);
-  if (!rotary) return;
-  refuse_unknown_rotary(*rotary);
-  share(*rotary);
-  o.rotary.base = rotary->optional("rope_theta", o.rotary.base, kPositive);
-  auto kind = rotary->find("rope_type");
-  if (!kind) kind = rotary->find("type");
-  if (kind) o.rotary.scaling = kind->one_of(kScalings)(*rotary, o.sequence);
+void refuse_partial(const JsonField& rotary) {
+  if (rotary.optional("partial_rotary_factor", 1.0) != 1) rotary.at("partial_rotary_factor").refuse("1");
+}
+
+struct BaseAndScaling {
+  double base = 0;
+  RotaryScaling scaling{};
+};
+
+BaseAndScaling read_rotary(const JsonField& rotary, double base, std::int64_t sequence) {
+  refuse_unknown_rotary(rotary);
+  refuse_partial(rotary);
+  BaseAndScaling read{.base = rotary.optional("rope_theta", base, kPositive)};
+  auto kind = rotary.find("rope_type");
+  if (!kind) kind = rotary.find("type");
+  if (kind) read.scaling = kind->one_of(kScalings)(rotary, sequence);
+  return read;
 }
 
 /// Settings that change results and are known in one way alone.
@@ -161,6 +162,32 @@ std::string llama_json(const LlamaOptions& o, at::ScalarType dtype, const std::v
   return json.dump(2) + "\n";
 }
 
+namespace {
+
+/// Of transformers 5's layout, "rope_parameters", and of the older one, "rope_theta" and "rope_scaling". Where there
+/// are both, transformers reads the older one.
+void read_rotary_of(const JsonField& json, LlamaOptions& o) {
+  refuse_partial(json);
+  const double base = json.optional("rope_theta", 10000.0, kPositive);
+  std::optional<BaseAndScaling> read;
+  for (const char* const key : {"rope_parameters", "rope_scaling"}) {
+    const auto rotary = json.find(key);
+    if (!rotary || rotary->members().empty()) continue;
+    BaseAndScaling one = read_rotary(*rotary, base, o.sequence);
+    const auto written = [](const BaseAndScaling& of) { return std::visit(RotaryJson{}, of.scaling); };
+    if (read && (read->base != one.base || written(*read) != written(one))) {
+      rotary->fail(
+          "its rope_scaling says something else than its rope_parameters, and programs differ in which they read; take "
+          "one of them out there");
+    }
+    read = std::move(one);
+  }
+  o.rotary.base = read ? read->base : base;
+  if (read) o.rotary.scaling = read->scaling;
+}
+
+}  // namespace
+
 LlamaOptions llama_options_of_json(const JsonField& json) {
   refuse_unknown(json);
   const auto count = [&](const char* key) { return json.required<std::int64_t>(key, kDimension); };
@@ -175,7 +202,7 @@ LlamaOptions llama_options_of_json(const JsonField& json) {
   o.norm_epsilon = json.optional("rms_norm_eps", 1e-6, kNotNegative);
   o.rotary.width = json.optional("head_dim", o.width / o.heads, kDimension);
   o.tied = json.optional("tie_word_embeddings", false);
-  read_rotary(json, o);
+  read_rotary_of(json, o);
   return o;
 }
 

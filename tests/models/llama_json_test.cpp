@@ -80,5 +80,26 @@ TEST(LlamaJson, SettingsOfRotaryEmbeddingsThatAreNotKnownAreRefused) {
   EXPECT_THAT(fault([&] { (void)options_of(config); }), HasSubstr("partial_rotary_factor is 0.25"));
 }
 
+TEST(LlamaJson, TwoStatementsOfRotaryEmbeddingsMustBeOne) {
+  json config = references()["plain"]["config"];
+  const json scaling = {{"rope_type", "linear"}, {"factor", 2.0}};
+  config["rope_scaling"] = json::object();
+  EXPECT_EQ(fault([&] { (void)options_of(config); }), "none");
+  config["rope_scaling"] = scaling;
+  EXPECT_THAT(fault([&] { (void)options_of(config); }),
+              HasSubstr("its rope_scaling says something else than its rope"));
+  config["rope_parameters"] = {{"type", "linear"}, {"factor", 2}};
+  EXPECT_EQ(fault([&] { (void)options_of(config); }), "none");
+  config["rope_parameters"]["rope_theta"] = 5e5;
+  EXPECT_THAT(fault([&] { (void)options_of(config); }), HasSubstr("its rope_scaling says something else"));
+}
+
+TEST(LlamaJson, DynamicScalingBeginsBehindTheModelsOwnLength) {
+  json config = references()["plain"]["config"];
+  config["max_position_embeddings"] = 4096;
+  config["rope_parameters"] = {{"rope_type", "dynamic"}, {"factor", 2.0}, {"original_max_position_embeddings", 1024}};
+  EXPECT_EQ(std::get<DynamicScaling>(options_of(config).rotary.scaling).trained_length, 4096);
+}
+
 }  // namespace
 }  // namespace snug::models

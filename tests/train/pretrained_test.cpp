@@ -5,7 +5,11 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <fstream>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "snug/base/errors.h"
 #include "snug/base/text_file.h"
@@ -72,6 +76,26 @@ TEST(Pretrained, GivesTheReferencesLogitsFromEitherLayout) {
     EXPECT_EQ(shorter->parameters()[0].scalar_type(), at::kBFloat16);
     EXPECT_LT(difference(shorter->forward(expected("tokens")), expected("logits")), 0.5) << name;
   }
+}
+
+TEST(Pretrained, AHeadThatIsTiedAndInTheFileMustBeTheEmbedding) {
+  const fs::path folder = folder_with("config.json", "\"llama\"", "\"llama\"");
+  std::vector<std::pair<std::string, at::Tensor>> tensors;
+  for (const auto& [name, tensor] : state::open_safetensors(folder / "model.safetensors").tensors)
+    tensors.emplace_back(name, tensor.read().clone());
+  const auto embedding = std::ranges::find(tensors, "model.embed_tokens.weight", [](const auto& t) { return t.first; });
+  ASSERT_NE(embedding, tensors.end());
+  tensors.emplace_back("lm_head.weight", embedding->second.clone());
+  const auto loaded = [&] {
+    state::write_safetensors(folder / "model.safetensors", {tensors.begin(), tensors.end()});
+    return error_of([&] { (void)open_llama(folder)->load(BaseWeights::Fp32); });
+  };
+  EXPECT_EQ(loaded(), "none");
+  tensors.back().second[7][3] += 1;
+  EXPECT_THAT(loaded(),
+              HasSubstr("lm_head.weight is model.embed_tokens.weight (tie_word_embeddings), and its file has"));
+  tensors.back().second = tensors.back().second.slice(0, 0, 10).clone();
+  EXPECT_THAT(loaded(), HasSubstr("set tie_word_embeddings to false there"));
 }
 
 TEST(Pretrained, PackedWeightsGiveTheSameAndAreNoParameters) {

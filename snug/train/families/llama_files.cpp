@@ -20,7 +20,7 @@
 namespace snug::train {
 namespace {
 
-constexpr std::string_view kHead = "lm_head.weight";
+constexpr std::string_view kHead = "lm_head.weight", kEmbedding = "model.embed_tokens.weight";
 
 /// Rows of a matrix of the file in the model's order.
 at::Tensor in_order(const at::Tensor& rows, std::string_view name, std::int64_t head_width) {
@@ -71,9 +71,23 @@ void LlamaFiles::take_gguf() {
 void LlamaFiles::take_folder() {
   for (auto& [name, tensor] : state::open_weights_in(path())) {
     // Older files have the tied weight twice, and tables that the model makes itself.
-    if ((options_.tied && name == kHead) || name.ends_with("rotary_emb.inv_freq")) continue;
-    tensors_.emplace(name, tensor);
+    if (name.ends_with("rotary_emb.inv_freq")) continue;
+    if (options_.tied && name == kHead) {
+      tied_head_ = tensor;
+    } else {
+      tensors_.emplace(name, tensor);
+    }
   }
+}
+
+void LlamaFiles::check_tied_head() const {
+  const auto embedding = tensors_.find(kEmbedding);
+  if (!tied_head_ || embedding == tensors_.end()) return;
+  const bool is_alike = tied_head_->dtype == embedding->second.dtype && tied_head_->shape == embedding->second.shape;
+  if (is_alike && at::equal(tied_head_->read(), embedding->second.read())) return;
+  refuse_model(path(), fmt::format("its config.json says that {} is {} (tie_word_embeddings), and its file has another "
+                                   "one; set tie_word_embeddings to false there, or take that tensor out of the file",
+                                   kHead, kEmbedding));
 }
 
 std::unique_ptr<LanguageModel> LlamaFiles::model(const ModelConfig& config) const {
@@ -85,6 +99,7 @@ models::Llama LlamaFiles::load(BaseWeights weights, const models::VocabularyLoss
     refuse_model(path(), fmt::format("it says of itself that it has {} layers, and has {} tensors", options_.layers,
                                      tensors_.size()));
   }
+  check_tied_head();
   const memory::TagScope tag(memory::Tag::Weights);
   const models::ShapesOnlyScope shapes_only(weights == BaseWeights::Bf16 ? at::kBFloat16 : at::kFloat);
   models::LlamaOptions options = options_;

@@ -25,10 +25,13 @@ class LlamaFiles final : public Pretrained {
   LlamaFiles(ModelFiles files, models::LlamaOptions options);
   void take_gguf();
   void take_folder();
+  /// Throws UsageError for a tied head that is in the file and is not the embedding.
+  void check_tied_head() const;
   void pack(models::LlamaImpl& model, state::StoredTensors& rest) const;
 
   models::LlamaOptions options_;
   state::StoredTensors tensors_;  // by the model's names
+  std::optional<state::StoredTensor> tied_head_;
 };
 
 /// A model of the family, to train and to ask.
