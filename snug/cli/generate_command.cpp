@@ -14,6 +14,7 @@
 #include "snug/base/read_at.h"
 #include "snug/cli/command.h"
 #include "snug/cli/output.h"
+#include "snug/data/around_text.h"
 #include "snug/data/tokenizer_format.h"
 #include "snug/memory/device_memory.h"
 #include "snug/models/generation.h"
@@ -101,7 +102,7 @@ int generate(const Options& o) {
   // All of it is decoded each time: what a token means may depend on those before, and a character on those behind.
   std::vector<data::TokenId> so_far;
   std::size_t shown = 0;
-  const std::vector<data::TokenId> given = tokenizer->encode(prompt);
+  const std::vector<data::TokenId> given = data::encode_prompt(*tokenizer, prompt);
   const auto made = model->generate(given, options, [&](data::TokenId token) {
     so_far.push_back(token);
     const std::string text = data::decode_after(*tokenizer, given, so_far);

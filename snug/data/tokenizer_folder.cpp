@@ -26,9 +26,10 @@ struct Beside {
   bool all;  ///< and not only what was added
 };
 
+constexpr std::string_view kConfig = "tokenizer_config.json";
 constexpr std::array kBeside{Beside{"tokenizer.json", tokens_of_tokenizer_json, true},
                              Beside{"added_tokens.json", tokens_of_added_tokens_json, false},
-                             Beside{"tokenizer_config.json", tokens_of_tokenizer_config, false}};
+                             Beside{kConfig, tokens_of_tokenizer_config, false}};
 
 std::string contents(const fs::path& path) {
   try {
@@ -69,7 +70,10 @@ std::unique_ptr<const Tokenizer> open_tokenizer_of_folder(const fs::path& folder
     files.push_back(format->file);
     const fs::path path = folder / format->file;
     if (!fs::exists(path, ignored)) continue;
-    auto tokenizer = tokenizer_format(path).open(path, options);  // several may share a name
+    const fs::path config = folder / kConfig;
+    const TokenizerOptions said =
+        fs::exists(config, ignored) ? options_of_tokenizer_config(contents(config), config.string(), options) : options;
+    auto tokenizer = tokenizer_format(path).open(path, said);  // several may share a name
     // What transformers goes by needs no comparison.
     if (format->file == kBeside.front().file) return tokenizer;
     for (const Beside& beside : kBeside) {

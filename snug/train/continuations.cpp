@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "snug/data/around_text.h"
 #include "snug/data/tokenizer.h"
 #include "snug/memory/out_of_budget.h"
 #include "snug/models/generation.h"
@@ -17,7 +18,7 @@ std::vector<std::optional<std::string>> continuations(const Experiment& experime
       .tokens = prompts.tokens, .below = tokenizer.size(), .ends = experiment.ends()};
   std::vector<std::optional<std::string>> texts;
   for (const std::string& prompt : prompts.texts) {
-    const std::vector<data::TokenId> given = tokenizer.encode(prompt);
+    const std::vector<data::TokenId> given = data::encode_prompt(tokenizer, prompt);
     std::optional<std::string>& text = texts.emplace_back();
     try {
       text = data::decode_after(tokenizer, given, experiment.language_model().generate(given, options));

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "snug/base/errors.h"
+#include "snug/data/around_text.h"
 #include "snug/data/libtorch_headers.h"
 #include "snug/data/tokenize.h"
 #include "snug/models/lora.h"
@@ -16,25 +17,6 @@
 
 namespace snug::train {
 namespace {
-
-/// What a tokenizer puts around every text, which belongs around documents, and not around the pieces of long ones.
-struct Around {
-  std::optional<data::TokenId> before, after;
-};
-
-Around tokens_around(const data::Tokenizer& tokenizer) {
-  const std::vector<data::TokenId> bare = tokenizer.encode(""), letter = tokenizer.encode("a");
-  for (const std::size_t front : {std::size_t{1}, std::size_t{0}}) {
-    if (front > bare.size() || bare.size() - front > 1 || letter.size() <= bare.size()) continue;
-    const bool begins = std::equal(bare.begin(), bare.begin() + static_cast<std::ptrdiff_t>(front), letter.begin());
-    const bool ends = bare.size() == front || bare.back() == letter.back();
-    if (!begins || !ends) continue;
-    return {.before = front == 1 ? std::optional(bare.front()) : std::nullopt,
-            .after = bare.size() > front ? std::optional(bare.back()) : std::nullopt};
-  }
-  throw UsageError(fmt::format(
-      "data: the tokenizer puts {} tokens around every text; one in front and one behind are known", bare.size()));
-}
 
 data::TokenCorpus make_corpus(const Config& config, const Pretrained* pretrained, const data::Tokenizer& tokenizer,
                               std::int64_t vocabulary, std::vector<std::string>& notes) {
@@ -47,7 +29,7 @@ data::TokenCorpus make_corpus(const Config& config, const Pretrained* pretrained
   if (tokenizer.of_bytes()) return text;
   data::TokenizeOptions options;
   options.threads = at::get_num_threads();
-  const Around around = tokens_around(tokenizer);
+  const data::AroundText around = data::tokens_around(tokenizer);
   options.before = around.before;
   options.after = around.after ? around.after : end_of_documents(config, pretrained, tokenizer);
   const auto encode_piece = [&](std::string_view piece) {

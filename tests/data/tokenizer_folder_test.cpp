@@ -6,8 +6,10 @@
 
 #include <nlohmann/json.hpp>
 #include <string>
+#include <vector>
 
 #include "snug/base/text_file.h"
+#include "snug/data/around_text.h"
 #include "snug/data/sentence_piece.h"
 #include "tests/base/fault.h"
 #include "tests/data/token_files.h"
@@ -49,6 +51,22 @@ TEST_F(BesideAModel, ATokenizerJsonOfTheSameTokensIsNotInTheWay) {
   EXPECT_EQ(refused(), "none");
   const auto opened = open_tokenizer_of_folder(folder.path());
   EXPECT_NE(dynamic_cast<const SentencePieceTokenizer*>(opened.get()), nullptr);
+}
+
+TEST_F(BesideAModel, ATokenizerConfigSaysWhatIsPutAroundATextAndAPromptIsLeftOpen) {
+  const auto ids = [&] { return open_tokenizer_of_folder(folder.path(), {.begin = true})->encode("the"); };
+  const std::vector<TokenId> both = ids();
+  ASSERT_EQ(both.front(), 1);
+  const std::vector<TokenId> bare(both.begin() + 1, both.end());
+  write("tokenizer_config.json", R"({"add_bos_token": false})");
+  EXPECT_EQ(ids(), bare);
+  write("tokenizer_config.json", R"({"add_bos_token": null, "add_eos_token": true})");
+  std::vector<TokenId> ended = both;
+  ended.push_back(2);
+  EXPECT_EQ(ids(), ended);
+  EXPECT_EQ(encode_prompt(*open_tokenizer_of_folder(folder.path(), {.begin = true}), "the"), both);
+  write("tokenizer_config.json", R"({"add_bos_token": "yes"})");
+  EXPECT_THAT(fault([&] { (void)ids(); }), HasSubstr("add_bos_token is \"yes\""));
 }
 
 TEST_F(BesideAModel, TokensThatWereAddedAreRefusedWhereverTheyStand) {
