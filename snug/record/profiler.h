@@ -118,8 +118,8 @@ class Profiler final : public TapeObserver {
   [[nodiscard]] Profiler* one_in_turn() const;
   /// Results that are there because the program refers to them, and for no other reason.
   [[nodiscard]] std::vector<plan::ValueId> referred(const Tape& tape) const;
-  /// What is none of its own where it waits goes at the end of the forward pass.
   void keep_what_leaves_have(const Tape& tape);
+  /// What is none of its own where it waits goes at the end of the forward pass.
   void let_go_of_referred();
   void begin_turn();
   void waited();

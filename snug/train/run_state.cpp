@@ -156,11 +156,11 @@ void RunState::add_loss(const char* name, std::optional<double>& loss) {
       [] {});
 }
 
-std::optional<Config> RunState::config_in(const std::filesystem::path& folder, report::Progress& progress) {
+std::optional<Config> RunState::config_in(const std::filesystem::path& folder) {
   const auto found = state::newest_state(folder, [](const fs::path&, const std::string&) {});  // find() tells of them
   if (!found) return std::nullopt;
   return known_part(state::values_in(*found).value("config", json::object()), "the training state",
-                    [&](const std::string& why) { progress.note(why + ": left out"); });
+                    [](const std::string&) {});
 }
 
 std::optional<std::int64_t> RunState::find(report::Progress& progress) {
@@ -174,6 +174,8 @@ std::optional<std::int64_t> RunState::find(report::Progress& progress) {
   }
   if (!found_) return std::nullopt;
   const json values = state::values_in(*found_);
+  (void)known_part(values.value("config", json::object()), "the training state",
+                   [&](const std::string& why) { progress.note(why + ": left out"); });
   const std::size_t drawers = std::max<std::size_t>(values.value("random_of_team", json::array()).size(), 1);
   check_same_run(values.value("config", json::object()), experiment_.config(), drawers, experiment_.team().replicas(),
                  progress);

@@ -21,13 +21,13 @@ class RunState {
   /// `folder` is made when something is saved. The experiment must outlive this.
   RunState(Experiment& experiment, std::filesystem::path folder);
 
-  /// The configuration of the newest state there; nullopt when there is none that is whole. What another version of
-  /// snug has written and this one does not know is left out, and told.
-  static std::optional<Config> config_in(const std::filesystem::path& folder, report::Progress& progress);
+  /// The configuration of the newest state there, as far as this version of snug knows it (see find); nullopt when
+  /// there is none that is whole.
+  static std::optional<Config> config_in(const std::filesystem::path& folder);
 
-  /// Finds the newest state that is whole, telling of each that is not. Returns the steps that were done; nullopt when
-  /// there is no state. Throws UsageError when the state is of another run: of another model, data or order; Error when
-  /// there are states and none is whole.
+  /// Finds the newest state that is whole, telling of each that is not, and of each setting that this version of snug
+  /// does not know. Returns the steps that were done; nullopt when there is no state. Throws UsageError when the state
+  /// is of another run: of another model, data or order; Error when there are states and none is whole.
   std::optional<std::int64_t> find(report::Progress& progress);
   /// The same of a run that is to have so many steps in all, telling what was found: 0 where nothing was. Throws
   /// UsageError for a state of more steps, too.

@@ -66,8 +66,10 @@ double hash_of(std::string_view text) {
 nlohmann::ordered_json settings_of(const Config& config) {
   nlohmann::ordered_json all = to_json(config);
   for (const char* const section : {"memory", "monitor"}) all.erase(section);
+  // A folder may have another name on each machine; all take part in saving.
   if (!saves_together(config)) {
-    for (const char* const section : {"state", "output"}) all.erase(section);
+    all["state"] = {{"every", config.state.every}, {"interval", config.state.interval}};
+    all["output"] = {{"folder", !config.output.folder.empty()}};
   }
   all["train"].erase("threads");
   all["parallel"].erase("timeout");

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <exception>
 #include <filesystem>
-#include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -28,16 +27,18 @@
 #include "snug/train/parallel_rules.h"
 #include "snug/train/planned_experiment.h"
 #include "snug/train/run_state.h"
+#include "snug/train/save_clock.h"
 #include "snug/train/sinks.h"
 #include "snug/train/training_step.h"
 
 namespace snug::train {
 namespace {
 
-/// What the budget leaves beside the steps: room for a copy of what is saved. Everything, without a budget.
-Bytes room_beside(const Session& session) {
+/// Room for a copy of what is saved: what the budget leaves beside the steps; without one, half of what the device has
+/// free.
+Bytes room_beside(const Session& session, const memory::DeviceMemory& memory) {
   const Bytes budget = session.plan().budget;
-  if (budget == 0) return std::numeric_limits<Bytes>::max();
+  if (budget == 0) return memory.capacity().available / 2;
   return std::max<Bytes>(budget - session.predicted_peak() - plan::Budget::for_limit(budget).reserve, 0);
 }
 
@@ -63,7 +64,7 @@ Config chosen_for(const Config& config, const TrainOptions& options, report::Pro
   }
   if (options.team.size() > 1) return config;  // each would choose by itself
   if (options.start == Start::Resume) {
-    const auto before = RunState::config_in(std::filesystem::path(config.output.folder) / "state", progress);
+    const auto before = RunState::config_in(std::filesystem::path(config.output.folder) / "state");
     if (before) return adopt_choices(config, *before);
   }
   return choose(config, progress).config;
@@ -86,6 +87,7 @@ class Run {
         progress_(progress),
         result_(result),
         step_(experiment),
+        save_clock_(experiment.config()),
         scales_(experiment.scaler().options().enabled),
         done_(result.resumed_from),
         saved_at_(result.resumed_from) {
@@ -132,6 +134,7 @@ class Run {
  private:
   [[nodiscard]] bool saves() const { return !config_.output.folder.empty() && experiment_.team().is_first(); }
   [[nodiscard]] bool stops() const { return experiment_.team().size() > 1 ? team_stops_ : interrupted(); }
+  [[nodiscard]] bool is_due(std::int64_t every) const { return every > 0 && done_ % every == 0; }
   [[nodiscard]] bool is_last() const { return done_ == config_.train.steps || stops(); }
 
   void run_steps() {
@@ -140,13 +143,14 @@ class Run {
                                            .depth = config_.data.prefetch,
                                            .first_step = done_,
                                            .pinned = false});
-    started_ = saved_time_ = monotonic_seconds();
+    started_ = monotonic_seconds();
+    save_clock_.start();
     while (!is_last()) {
       const StepRecord record = run_step(batches);
       for (const auto& sink : sinks_) sink->step(record);
       if (saves_now_ && config_.output.folder.empty())
         progress_.note("asked to save the training state (SIGUSR1), but without output.folder nothing is saved");
-      if (saves_now_ || (config_.state.every > 0 && done_ % config_.state.every == 0)) save();
+      if (saves_now_ || is_due(config_.state.every)) save();
     }
     save();
     for (const auto& sink : sinks_) sink->steps_end();
@@ -199,7 +203,7 @@ class Run {
     experiment_.team().doing(fmt::format("in step {}", step + 1));
     const data::Batch batch = batches.next();
     verify_replays(step);
-    request_save_by_time();
+    save_clock_.ask_if_due();
     const double scale = experiment_.scaler().get_scale();
     const std::int64_t update = step - state_.skipped;
     const TrainingStep::Gradients made = step_.make_gradients(session_, batch, step, update);
@@ -242,12 +246,6 @@ class Run {
     return record;
   }
 
-  /// In each process of a team, which tell each other in this step: they save together.
-  void request_save_by_time() {
-    const double interval = config_.state.interval;
-    if (interval > 0 && !config_.output.folder.empty() && monotonic_seconds() - saved_time_ >= interval) request_save();
-  }
-
   void verify_replays(std::int64_t step) {
     const MemoryConfig& memory = config_.memory;
     const VerifyReplay by = memory.verify_replay_by == VerifyBy::Values ? VerifyReplay::Values : VerifyReplay::Hashes;
@@ -258,25 +256,27 @@ class Run {
   /// When it is time to.
   void validate() {
     const std::int64_t every = config_.train.validate_every;
-    // Who sends a signal may not wait for a validation.
+    // Who sends a signal may not wait for a validation; a state of state.every has the loss of it.
     const auto save_if_stopped = [this] {
       if (stops()) save();
     };
+    if (saves_now_ && !is_due(config_.state.every)) save();
     save_if_stopped();
-    if (is_last() || (every > 0 && done_ % every == 0)) validated_ = experiment_.validation_loss(save_if_stopped);
+    if (is_last() || is_due(every)) validated_ = experiment_.validation_loss(save_if_stopped);
   }
 
   /// Unless there is a state of these steps, or none is asked for.
   void save(Others others = Others::Wait) {
     forget_save_request();
-    saved_time_ = monotonic_seconds();
     if (config_.output.folder.empty() || done_ == saved_at_ || (others == Others::MayBeGone && !saves())) return;
     saved_at_ = done_;
     experiment_.team().doing(fmt::format("saving behind step {}", done_));
     // Of now: a session plans anew when a step or the memory around it changes.
     std::string plan;
     if (saves()) plan = to_json(plan::plan_file_for(session_.graph(), session_.plan())).dump() + "\n";
-    state_.save(done_, validated_, plan, room_beside(session_), progress_, others);
+    save_clock_.begin_save();
+    state_.save(done_, validated_, plan, room_beside(session_, experiment_.memory()), progress_, others);
+    save_clock_.end_save();
   }
 
   void finish_result() {
@@ -307,6 +307,7 @@ class Run {
   report::Progress& progress_;
   TrainResult& result_;
   TrainingStep step_;
+  SaveClock save_clock_;
   bool scales_;  // losses
   std::vector<std::unique_ptr<Sink>> sinks_;
   Overflows overflows_;
@@ -318,7 +319,7 @@ class Run {
   bool said_so_ = false;             // that a step is not the planned one
   bool team_stops_ = false;          // behind the last step: one of its processes was asked to
   bool saves_now_ = false;           // the same
-  double started_ = 0, saved_time_ = 0;
+  double started_ = 0;
 };
 
 /// Runs into `result`. `unplanned` is the configuration as long as it has no plan, and nothing else can be advised.

@@ -116,8 +116,7 @@ class Run : public StepVisitor {
       ledger_.release(v, unpacked);
       if (walk_.settled()) forget_if_useless(v);
     }
-    live_ -= std::exchange(of(v).borrowed, 0) * bytes(v);
-    if (ledger_.packs(v) == 0 && !images_.has(v)) live_ -= std::exchange(of(v).borrowed_inside, 0) * bytes(v);
+    live_ -= std::exchange(of(v).borrowed, 0) * bytes(v) + given_back_inside(v);
   }
 
   void die(ValueId v) {
@@ -138,7 +137,7 @@ class Run : public StepVisitor {
     for (const ValueId v : departures_.end_all()) gone(v);
     ledger_.settle(Leaves::Stay);
     for (ValueId v = 0; v < flow_.values(); ++v) forget_if_useless(v);
-    for (const ValueId v : images_.settle()) live_ -= std::exchange(of(v).image, 0);
+    for (const ValueId v : images_.settle()) live_ -= std::exchange(of(v).image, 0) + given_back_inside(v);
     result_.after_forward = live_;
     // A pass of the step's own may have asked before.
     ledger_.begin_pass();
@@ -164,6 +163,9 @@ class Run : public StepVisitor {
     bool leaving = false;      // and nobody has waited for that
     bool asked = false;
   };
+  Bytes given_back_inside(ValueId v) {
+    return ledger_.packs(v) == 0 && !images_.has(v) ? std::exchange(of(v).borrowed_inside, 0) * bytes(v) : 0;
+  }
   void borrow(ValueId v) { ++(walk_.settled() ? of(v).borrowed : of(v).borrowed_inside); }
   OfValue& of(ValueId v) { return values_[at(v)]; }
   [[nodiscard]] const OfValue& of(ValueId v) const { return values_[at(v)]; }

@@ -274,6 +274,19 @@ TEST(Simulate, HoldsWhatAPassInsideWasGivenUntilNoSavedTensorIsLeft) {
   EXPECT_EQ(run.replayed_ops, 2);
 }
 
+TEST(Simulate, GivesAnImageBackThatAPassInsideHasUsedUp) {
+  GraphBuilder g;
+  const ValueId a = g.op("a", {g.leaf()}, 100);
+  g.save(a);
+  g.die(a);
+  g.unpack(a);
+  g.release(a);
+  g.settle();
+  const StepGraph graph = with_encoding(g.take(), a, Codec::Int4);
+  const MemoryPlan plan = with_action(plan_none(graph), a, compressed(Codec::Int4));
+  EXPECT_EQ(simulate(graph, plan, Detail::Timeline).timeline.back(), 0);
+}
+
 TEST(Simulate, EndsWithNothingButStaticBytesOnAChain) {
   const StepGraph graph = synthetic::gpt_like({.blocks = 3});
   for (const MemoryPlan& plan : {plan_none(graph), plan_every_block(graph), plan_chen_sqrt(graph)}) {
