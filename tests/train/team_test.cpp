@@ -178,6 +178,9 @@ TEST(Team, RefusesProcessesThatAreNotAlike) {
                 HasSubstr("optimizer.learning_rate is 0.0003 in the process of rank 0, and 1.0 in that of rank 1"));
     EXPECT_THAT(refusal([](Config& c) { c.precision.compute = Compute::Bf16; }), HasSubstr("precision.compute is"));
     EXPECT_THAT(refusal([](Config& c) { c.data.path += "x"; }), HasSubstr("data.path is"));
+    // All take part in saving, wherever each has its folder.
+    EXPECT_THAT(refusal([](Config& c) { c.state.every = 7; }), HasSubstr("state.every is 3 in the process of rank 0"));
+    EXPECT_THAT(refusal([](Config& c) { c.output.folder = "x"; }), HasSubstr("output.folder is false in the process"));
     EXPECT_THAT(refusal([](Config&) {}, team.rank()), HasSubstr("other steps"));
     at::set_num_threads(1 + team.rank());
     EXPECT_THAT(refusal([](Config&) {}), HasSubstr("train.threads"));
