@@ -35,10 +35,4 @@ TensorSource::TensorSource(const at::Tensor& tensor)
                      write({static_cast<const std::byte*>(whole.const_data_ptr()), whole.nbytes()});
                    }) {}
 
-std::size_t TensorSource::nbytes() const {
-  std::size_t count = c10::elementSize(dtype);
-  for (const std::int64_t size : shape) count *= static_cast<std::size_t>(size);
-  return count;
-}
-
 }  // namespace snug::state

@@ -25,7 +25,11 @@ struct TensorSource {
   /// One that must stay as it is until it is written, on any device and of any strides: a copy of it at most is taken.
   TensorSource(const at::Tensor& tensor);  // NOLINT(google-explicit-constructor): most are there
 
-  [[nodiscard]] std::size_t nbytes() const;
+  [[nodiscard]] std::size_t nbytes() const {
+    std::size_t count = c10::elementSize(dtype);
+    for (const std::int64_t size : shape) count *= static_cast<std::size_t>(size);
+    return count;
+  }
 
   at::ScalarType dtype;
   std::vector<std::int64_t> shape;
