@@ -48,7 +48,7 @@ const LlmcKind* llmc_kind(std::span<const std::uint8_t> file) {
 template <class Token>
 std::vector<Token> first_tokens(std::span<const std::uint8_t> file) {
   std::vector<Token> tokens(std::min<std::size_t>(file.size(), 64 << 10) / sizeof(Token));
-  std::memcpy(tokens.data(), file.data(), tokens.size() * sizeof(Token));
+  if (!tokens.empty()) std::memcpy(tokens.data(), file.data(), tokens.size() * sizeof(Token));
   return tokens;
 }
 
