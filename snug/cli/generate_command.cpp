@@ -14,7 +14,7 @@
 #include "snug/base/read_at.h"
 #include "snug/cli/command.h"
 #include "snug/cli/output.h"
-#include "snug/data/around_text.h"
+#include "snug/data/bos_eos.h"
 #include "snug/data/tokenizer_format.h"
 #include "snug/memory/device_memory.h"
 #include "snug/models/generation.h"

@@ -76,11 +76,4 @@ std::vector<NamedToken> tokens_of_tokenizer_config(std::string_view json, std::s
   return tokens;
 }
 
-TokenizerOptions options_of_tokenizer_config(std::string_view json, std::string_view name,
-                                             const TokenizerOptions& otherwise) {
-  const JsonFile file(json, source(name));
-  return {.begin = file.root().optional("add_bos_token", otherwise.begin),
-          .end = file.root().optional("add_eos_token", otherwise.end)};
-}
-
 }  // namespace snug::data

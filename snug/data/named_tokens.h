@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "snug/data/tokenizer.h"
-#include "snug/data/tokenizer_format.h"
 
 namespace snug::data {
 
@@ -24,8 +23,5 @@ std::vector<NamedToken> tokens_of_tokenizer_json(std::string_view json, std::str
 std::vector<NamedToken> tokens_of_added_tokens_json(std::string_view json, std::string_view name);
 /// Of a tokenizer_config.json: added_tokens_decoder; none where that is not there.
 std::vector<NamedToken> tokens_of_tokenizer_config(std::string_view json, std::string_view name);
-/// Of the same file: add_bos_token and add_eos_token; `otherwise` where it does not say.
-TokenizerOptions options_of_tokenizer_config(std::string_view json, std::string_view name,
-                                             const TokenizerOptions& otherwise);
 
 }  // namespace snug::data

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "snug/base/errors.h"
+#include "snug/base/json_field.h"
 #include "snug/base/text_file.h"
 #include "snug/data/named_tokens.h"
 
@@ -37,6 +38,16 @@ std::string contents(const fs::path& path) {
   } catch (const std::system_error& error) {
     throw UsageError(fmt::format("tokenizer: {} cannot be read: {}", path.string(), error.code().message()));
   }
+}
+
+/// What tokenizer_config.json says, if there is one; `otherwise` where it does not.
+TokenizerOptions options_in(const fs::path& folder, const TokenizerOptions& otherwise) {
+  const fs::path config = folder / kConfig;
+  std::error_code ignored;
+  if (!fs::exists(config, ignored)) return otherwise;
+  const JsonFile file(contents(config), {.name = fmt::format("tokenizer: {}", config.string())});
+  return {.begin = file.root().optional("add_bos_token", otherwise.begin),
+          .end = file.root().optional("add_eos_token", otherwise.end)};
 }
 
 void compare(const Tokenizer& tokenizer, const fs::path& from, const Beside& beside, const fs::path& path) {
@@ -70,10 +81,7 @@ std::unique_ptr<const Tokenizer> open_tokenizer_of_folder(const fs::path& folder
     files.push_back(format->file);
     const fs::path path = folder / format->file;
     if (!fs::exists(path, ignored)) continue;
-    const fs::path config = folder / kConfig;
-    const TokenizerOptions said =
-        fs::exists(config, ignored) ? options_of_tokenizer_config(contents(config), config.string(), options) : options;
-    auto tokenizer = tokenizer_format(path).open(path, said);  // several may share a name
+    auto tokenizer = tokenizer_format(path).open(path, options_in(folder, options));  // several may share a name
     // What transformers goes by needs no comparison.
     if (format->file == kBeside.front().file) return tokenizer;
     for (const Beside& beside : kBeside) {

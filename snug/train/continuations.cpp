@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include "snug/data/around_text.h"
+#include "snug/data/bos_eos.h"
 #include "snug/data/tokenizer.h"
 #include "snug/memory/out_of_budget.h"
 #include "snug/models/generation.h"

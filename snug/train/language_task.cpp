@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "snug/base/errors.h"
-#include "snug/data/around_text.h"
+#include "snug/data/bos_eos.h"
 #include "snug/data/libtorch_headers.h"
 #include "snug/data/tokenize.h"
 #include "snug/models/lora.h"
@@ -29,13 +29,13 @@ data::TokenCorpus make_corpus(const Config& config, const Pretrained* pretrained
   if (tokenizer.of_bytes()) return text;
   data::TokenizeOptions options;
   options.threads = at::get_num_threads();
-  const data::AroundText around = data::tokens_around(tokenizer);
-  options.before = around.before;
-  options.after = around.after ? around.after : end_of_documents(config, pretrained, tokenizer);
+  const data::BosEos added = data::bos_eos_of(tokenizer);
+  options.before = added.bos;
+  options.after = added.eos ? added.eos : end_of_documents(config, pretrained, tokenizer);
   const auto encode_piece = [&](std::string_view piece) {
     std::vector<data::TokenId> ids = tokenizer.encode(piece);
-    if (around.after) ids.pop_back();
-    if (around.before) ids.erase(ids.begin());
+    if (added.eos) ids.pop_back();
+    if (added.bos) ids.erase(ids.begin());
     return ids;
   };
   return data::tokenize(text, encode_piece, options);

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "snug/base/text_file.h"
-#include "snug/data/around_text.h"
+#include "snug/data/bos_eos.h"
 #include "snug/data/sentence_piece.h"
 #include "tests/base/fault.h"
 #include "tests/data/token_files.h"
