@@ -82,7 +82,7 @@ struct BaseAndScaling {
   RotaryScaling scaling{};
 };
 
-BaseAndScaling read_rotary(const JsonField& rotary, double base, std::int64_t sequence) {
+BaseAndScaling read_one(const JsonField& rotary, double base, std::int64_t sequence) {
   refuse_unknown_rotary(rotary);
   refuse_partial(rotary);
   BaseAndScaling read{.base = rotary.optional("rope_theta", base, kPositive)};
@@ -132,6 +132,29 @@ struct RotaryJson {
   }
 };
 
+/// Of transformers 5's layout, "rope_parameters", and of the older one, "rope_theta" and "rope_scaling". Where there
+/// are both, transformers reads the older one.
+void read_rotary(const JsonField& json, LlamaOptions& o) {
+  refuse_partial(json);
+  const double base = json.optional("rope_theta", 10000.0, kPositive);
+  std::optional<BaseAndScaling> read;
+  for (const char* const key : {"rope_parameters", "rope_scaling"}) {
+    const auto rotary = json.find(key);
+    if (!rotary || rotary->members().empty()) continue;
+    BaseAndScaling one = read_one(*rotary, base, o.sequence);
+    const auto written = [](const BaseAndScaling& of) { return std::visit(RotaryJson{}, of.scaling); };
+    if (read && (read->base != one.base || written(*read) != written(one))) {
+      rotary->fail(
+          "its rope_scaling and its rope_parameters differ, and programs differ in which one they read; remove one of "
+          "them "
+          "there");
+    }
+    read = std::move(one);
+  }
+  o.rotary.base = read ? read->base : base;
+  if (read) o.rotary.scaling = read->scaling;
+}
+
 }  // namespace
 
 std::string llama_json(const LlamaOptions& o, at::ScalarType dtype, const std::vector<std::int64_t>& ends) {
@@ -162,32 +185,6 @@ std::string llama_json(const LlamaOptions& o, at::ScalarType dtype, const std::v
   return json.dump(2) + "\n";
 }
 
-namespace {
-
-/// Of transformers 5's layout, "rope_parameters", and of the older one, "rope_theta" and "rope_scaling". Where there
-/// are both, transformers reads the older one.
-void read_rotary_of(const JsonField& json, LlamaOptions& o) {
-  refuse_partial(json);
-  const double base = json.optional("rope_theta", 10000.0, kPositive);
-  std::optional<BaseAndScaling> read;
-  for (const char* const key : {"rope_parameters", "rope_scaling"}) {
-    const auto rotary = json.find(key);
-    if (!rotary || rotary->members().empty()) continue;
-    BaseAndScaling one = read_rotary(*rotary, base, o.sequence);
-    const auto written = [](const BaseAndScaling& of) { return std::visit(RotaryJson{}, of.scaling); };
-    if (read && (read->base != one.base || written(*read) != written(one))) {
-      rotary->fail(
-          "its rope_scaling says something else than its rope_parameters, and programs differ in which they read; take "
-          "one of them out there");
-    }
-    read = std::move(one);
-  }
-  o.rotary.base = read ? read->base : base;
-  if (read) o.rotary.scaling = read->scaling;
-}
-
-}  // namespace
-
 LlamaOptions llama_options_of_json(const JsonField& json) {
   refuse_unknown(json);
   const auto count = [&](const char* key) { return json.required<std::int64_t>(key, kDimension); };
@@ -202,7 +199,7 @@ LlamaOptions llama_options_of_json(const JsonField& json) {
   o.norm_epsilon = json.optional("rms_norm_eps", 1e-6, kNotNegative);
   o.rotary.width = json.optional("head_dim", o.width / o.heads, kDimension);
   o.tied = json.optional("tie_word_embeddings", false);
-  read_rotary_of(json, o);
+  read_rotary(json, o);
   return o;
 }
 

@@ -86,12 +86,11 @@ TEST(LlamaJson, TwoStatementsOfRotaryEmbeddingsMustBeOne) {
   config["rope_scaling"] = json::object();
   EXPECT_EQ(fault([&] { (void)options_of(config); }), "none");
   config["rope_scaling"] = scaling;
-  EXPECT_THAT(fault([&] { (void)options_of(config); }),
-              HasSubstr("its rope_scaling says something else than its rope"));
+  EXPECT_THAT(fault([&] { (void)options_of(config); }), HasSubstr("its rope_scaling and its rope_parameters differ"));
   config["rope_parameters"] = {{"type", "linear"}, {"factor", 2}};
   EXPECT_EQ(fault([&] { (void)options_of(config); }), "none");
   config["rope_parameters"]["rope_theta"] = 5e5;
-  EXPECT_THAT(fault([&] { (void)options_of(config); }), HasSubstr("its rope_scaling says something else"));
+  EXPECT_THAT(fault([&] { (void)options_of(config); }), HasSubstr("its rope_scaling and its rope_parameters differ"));
 }
 
 TEST(LlamaJson, DynamicScalingBeginsBehindTheModelsOwnLength) {
