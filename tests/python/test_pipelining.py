@@ -23,9 +23,8 @@ def check(results, processes, table):
             assert peak <= limit < 0.85 * unplanned, where
             # What torch.autograd.backward makes of losses is no micro-batch's.
             assert peak <= predicted + (256 if rank == processes - 1 else 0), where
-        # A plan may recompute what the schedule still has, such as what a stage was sent: that is counted, and not made.
         if table[name].exact:
-            assert found["peaks"][-1][0] >= 0.9 * found["peaks"][-1][1], where
+            assert found["peaks"][-1][0] >= found["peaks"][-1][1] - 4096, where
 
 
 @of_processes
