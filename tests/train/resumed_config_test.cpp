@@ -27,11 +27,17 @@ using snug::testing::scratch;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-TEST(Resume, AnotherRunIsRefused) {
-  const fs::path folder = scratch("resume/another");
+/// Runs two steps, so that there is a state of them.
+Config two_steps_in(const fs::path& folder) {
   Config config = forty_steps();
   config.train.steps = 2;
   run_in(config, folder);
+  return config;
+}
+
+TEST(Resume, AnotherRunIsRefused) {
+  const fs::path folder = scratch("resume/another");
+  Config config = two_steps_in(folder);
   const auto fault = [&](const auto& change) -> std::string {
     Config other = config;
     change(other);
@@ -88,9 +94,7 @@ TEST(Resume, TheNumbersOfAnOptimizerMayChangeButNotWhatItKeeps) {
 
 TEST(Resume, KeysThatAreNewerThanTheStateHadTheirDefaults) {
   const fs::path folder = scratch("resume/newer-keys");
-  Config config = forty_steps();
-  config.train.steps = 2;
-  run_in(config, folder);
+  Config config = two_steps_in(folder);
   const fs::path state = folder / "state" / state::state_name(2);
   forget_keys(state, {{"model", "key_heads"}, {"data", "packing"}, {"lora", "rank"}});
   config.train.steps = 3;
@@ -104,9 +108,7 @@ TEST(Resume, KeysThatAreNewerThanTheStateHadTheirDefaults) {
 
 TEST(Resume, KeysThatThisVersionDoesNotKnowAreToldAndLeftOut) {
   const fs::path folder = scratch("resume/unknown-keys");
-  Config config = forty_steps();
-  config.train.steps = 2;
-  run_in(config, folder);
+  Config config = two_steps_in(folder);
   change_config(folder / "state" / state::state_name(2), [](nlohmann::json& saved) {
     saved["train"]["lookahead"] = 5;
     saved["quantum"] = {{"bits", 2}};
