@@ -68,8 +68,8 @@ at::Tensor room_for(const at::Tensor& header) {
                     type, dimensions, device_type));
   }
   const std::vector<std::int64_t> sizes(fields + 4, fields + 4 + dimensions);
-  const auto device = static_cast<c10::DeviceType>(fields[3]);
-  return at::empty(sizes, at::TensorOptions(static_cast<at::ScalarType>(fields[1])).device(device));
+  const auto device = static_cast<c10::DeviceType>(device_type);
+  return at::empty(sizes, at::TensorOptions(static_cast<at::ScalarType>(type)).device(device));
 }
 
 /// Where backward leaves the gradient of what a stage was given.

@@ -12,8 +12,9 @@
 namespace snug::parallel {
 
 struct MeetOptions {
-  /// How long processes wait for each other: to meet, and in each collective. Must be longer than what one process does
-  /// alone between collectives. Saving training state does not count: the others are told that it goes on.
+  /// How long processes wait for each other: to meet, and in each collective. Must be longer than the time that one
+  /// process spends between two collectives, except for saving the training state: while it writes, the first process
+  /// sends the others a message every second.
   std::chrono::milliseconds timeout = std::chrono::minutes(10);
 };
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
@@ -15,8 +16,8 @@ namespace snug::train {
 /// value outside its own rule. Keys are not compared with each other here: see validate().
 Config config_from_json(const nlohmann::ordered_json& json, std::string_view source);
 
-/// The same of what another version of snug may have written: sections, keys and values that this one refuses keep
-/// their defaults, and `left_out` is told why of each.
+/// Reads a configuration that another version of snug may have written: sections, keys and values that this version
+/// does not know keep their defaults. `left_out` is called with an error message for each.
 Config known_part(const nlohmann::ordered_json& json, std::string_view source,
                   const std::function<void(const std::string&)>& left_out);
 

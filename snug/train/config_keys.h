@@ -258,13 +258,16 @@ void visit_keys(AnyConfig& c, Visit&& to) {
   varies("parallel", "schedule", c.parallel.schedule, "order in which they go forward and backward there",
          ScheduleText{}, kWithStages);
 
-  varies("state", "every", c.state.every,
-         "steps between savings of the training state in output.folder, beside those by state.interval and the one "
-         "where a run ends, is stopped or fails; 0: none",
-         kNotNegative, kInRuns);
-  varies("state", "interval", c.state.interval,
-         "seconds after which the state is saved behind the next step, if it has not been; 0: never by time",
-         Range{0, 31536000}, kWithFolder);
+  varies(
+      "state", "every", c.state.every,
+      "save the training state in output.folder every so many steps; 0: by state.interval. When a run ends, is stopped "
+      "or fails, the state is always saved",
+      kNotNegative, kInRuns);
+  varies(
+      "state", "interval", c.state.interval,
+      "save the training state after the first step that ends so many seconds after the last save; 0: never. Without "
+      "effect if state.every is set and this is not",
+      Range{0, 31536000}, kWithFolder);
   varies("state", "last", c.state.last, "how many of the newest states stay", Range{1}, kWithFolder);
   varies("state", "best", c.state.best, "how many of those with the smallest validation loss stay beside them",
          kNotNegative, kMeasuredStates);

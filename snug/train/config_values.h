@@ -134,8 +134,8 @@ struct ParallelConfig {
 };
 
 struct StateConfig {
-  std::int64_t every = 0;  ///< Steps between savings of the training state; 0: none by their number.
-  double interval = 600;   ///< Seconds after which the state is saved whatever the step; 0: none by time.
+  std::int64_t every = 0;  ///< Steps between saves of the training state; 0: by `interval`.
+  double interval = 600;   ///< Seconds between saves of the training state (see SaveClock); 0: never by time.
   std::int64_t last = 2;   ///< How many of the newest stay.
   std::int64_t best = 1;   ///< How many of the best stay, by validation loss.
   StateWrite write = StateWrite::Background;

@@ -2,10 +2,10 @@
 
 namespace snug::train {
 
-/// While it lives, Ctrl-C (SIGINT), SIGTERM and, unless it is ignored as under nohup, the terminal's end (SIGHUP) ask
-/// the run to stop after the present step, or at once where one is being recorded, and a line on standard error says
-/// that this was heard. A second SIGINT or SIGTERM ends the process. SIGUSR1 calls request_save. Then what handled
-/// them before does so again. One at a time.
+/// Handles signals during a run; the destructor restores the previous handlers. Ctrl-C (SIGINT), SIGTERM and SIGHUP
+/// (unless it is ignored, as under nohup) stop the run after the current step, or at once while a step is recorded, and
+/// print a line on standard error. A second SIGINT or SIGTERM ends the process. SIGUSR1 calls request_save(). At most
+/// one object of this class may exist at a time.
 class InterruptScope {
  public:
   InterruptScope();
@@ -21,7 +21,7 @@ bool interrupted() noexcept;
 /// thread.
 void request_save() noexcept;
 bool save_requested() noexcept;
-/// A state has been saved, or none can be.
+/// Withdraws the request: the state has been saved, or cannot be.
 void forget_save_request() noexcept;
 
 }  // namespace snug::train

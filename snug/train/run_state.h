@@ -21,8 +21,8 @@ class RunState {
   /// `folder` is made when something is saved. The experiment must outlive this.
   RunState(Experiment& experiment, std::filesystem::path folder);
 
-  /// The configuration of the newest state there, as far as this version of snug knows it (see find); nullopt when
-  /// there is none that is whole.
+  /// The configuration of the newest undamaged state in the folder, without settings that this version of snug does not
+  /// know (see known_part); nullopt if there is no such state.
   static std::optional<Config> config_in(const std::filesystem::path& folder);
 
   /// Finds the newest state that is whole, telling of each that is not, and of each setting that this version of snug
@@ -39,9 +39,9 @@ class RunState {
   void restore();
 
   /// Saves what is there after `step` steps, and the plan that is followed; see StateWriter::write for `room`. A
-  /// failure is noted, and the run goes on; finish() tells of it at the end. Of a team the first process saves, and
-  /// the others call it, too: they send it what they have and wait until it has written, longer than for a collective
-  /// if need be. MayBeGone: the first process calls it alone; not for a state that is in shards.
+  /// failure is noted, and the run goes on; finish() reports it at the end. In a team all processes call it: the first
+  /// one writes; the others send it their shards and wait until it is done, longer than the timeout of collectives if
+  /// necessary. With MayBeGone the first process calls it alone, which a state in shards does not allow.
   enum class Others : std::uint8_t { Wait, MayBeGone };
   void save(std::int64_t step, std::optional<double> metric, const std::string& plan, Bytes room,
             report::Progress& progress, Others others);

@@ -4,9 +4,9 @@
 
 namespace snug::train {
 
-/// Asks for a training state by time (request_save), as state.interval says: by default only where state.every does not
-/// say when, and never more often than that a run trains ten times as long as saving takes. In each process of a team,
-/// which tell each other in every step and save together.
+/// Requests a save of the training state (request_save) every state.interval seconds, if there is an output folder and
+/// state.every is 0 or state.interval was set explicitly. The time between two saves is at least ten times what the
+/// last one took. In a team each process has its own clock; a request in one of them is one in all.
 class SaveClock {
  public:
   explicit SaveClock(const Config& config);

@@ -197,7 +197,7 @@ void StateOfTeam::write_together(const std::function<void()>& write) {
       while (!over.wait_for(lock, stop, quiet_, [] { return false; }) && !stop.stop_requested()) {
         try {
           tell(kGoesOn);
-        } catch (const Error&) {  // whoever asks next is told why
+        } catch (const Error&) {  // the next message to these processes fails with the same error
           return;
         }
       }

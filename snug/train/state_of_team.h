@@ -21,8 +21,8 @@ namespace snug::train {
 class StateOfTeam {
  public:
   /// All processes at once: by the names of the files that they are saved in. The parts must stay the same tensors.
-  /// `piece`: the most bytes of a message. `quiet`: how long the others hear nothing of the first at most; shorter than
-  /// the timeout of collectives. Throws std::logic_error where they do not make up the same wholes.
+  /// `piece`: the most bytes of a message. `quiet`: time between messages to the waiting processes; must be shorter
+  /// than the timeout of collectives. Throws std::logic_error where they do not make up the same wholes.
   StateOfTeam(const Team& team, std::map<std::string, std::vector<state::TensorPart>> files, Bytes piece = 4_MiB,
               std::chrono::milliseconds quiet = std::chrono::seconds(1));
 
@@ -64,7 +64,7 @@ class StateOfTeam {
   Wholes wholes_;
   std::int64_t piece_;
   std::chrono::milliseconds quiet_;
-  std::mutex speaking_;  // to the others: who writes, and who says meanwhile that it goes on
+  std::mutex speaking_;  // held while a message is sent: the writer and the thread that reports progress both do
 };
 
 }  // namespace snug::train

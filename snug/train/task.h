@@ -35,7 +35,7 @@ class Task {
 
   /// Of the files that decide what it is, but for what a state has, to tell when they were replaced: sizes and samples.
   [[nodiscard]] virtual const std::string& fingerprint() const = 0;
-  /// What people should know of what was found in its files, such as those that were left out: a line each.
+  /// Messages for the user about the data and model files, such as how many files were skipped. One line each.
   [[nodiscard]] virtual const std::vector<std::string>& notes() const = 0;
 };
 
