@@ -54,32 +54,32 @@ Planner::Planner(const StepGraph& graph, TradeOff found)
 Planner::Planner(const StepGraph& graph, MemoryPlan plan)
     : none_(plan_none(graph)), plans_(predicted(graph, std::move(plan))), outside_(graph.outside()) {}
 
+MemoryPlan Planner::moved(const StepGraph& now, MemoryPlan plan) const {
+  plan.predicted_peak += now.outside() - outside_;
+  return plan;
+}
+
 MemoryPlan Planner::plan_of_first(const StepGraph& now, std::optional<Budget> budget) const {
-  const Bytes more_static = now.outside() - outside_;
-  const auto moved = [&](MemoryPlan plan) {
-    plan.predicted_peak += more_static;
-    return plan;
-  };
   const auto kept = [&](const char* strategy) {
-    MemoryPlan plan = moved(none_);
+    MemoryPlan plan = moved(now, none_);
     plan.strategy = strategy;
     return plan;
   };
   MemoryPlan plan = std::visit(Match{
                                    [&](const TradeOff& t) { return budget ? t.best(now, *budget) : kept("optimal"); },
-                                   [&](const MemoryPlan& fixed) { return moved(fixed); },
-                                   [&](const Evicted& e) {
+                                   [&](const MemoryPlan& fixed) { return moved(now, fixed); },
+                                   [&](const Evicted&) {
                                      MemoryPlan all = kept("eviction");
                                      // What eviction takes the peak down to, if it can.
                                      if (budget)
-                                       all.predicted_peak = std::max(std::min(all.predicted_peak, budget->for_blocks()),
-                                                                     e.least + more_static);
+                                       all.predicted_peak =
+                                           std::max(std::min(all.predicted_peak, budget->for_blocks()), floor(now));
                                      return all;
                                    },
                                },
                                plans_);
   plan.budget = budget ? budget->limit : 0;
-  plan.unplanned_peak = none_.predicted_peak + more_static;
+  plan.unplanned_peak = moved(now, none_).predicted_peak;
   plan.unplanned_seconds = now.step_seconds;
   if (budget && plan.predicted_peak > budget->for_blocks()) {
     DoesNotFit::Floor floor = floor_of(now, plan, *budget);
@@ -91,7 +91,23 @@ MemoryPlan Planner::plan_of_first(const StepGraph& now, std::optional<Budget> bu
 }
 
 MemoryPlan Planner::plan(const StepGraph& now, const Budgets& budgets) const {
-  MemoryPlan first = plan_of_first(now, budgets.own);
+  return everywhere(now, plan_of_first(now, budgets.own), budgets);
+}
+
+MemoryPlan Planner::lowest(const StepGraph& now, const Budgets& budgets) const {
+  MemoryPlan plan =
+      std::visit(Match{
+                     [&](const TradeOff& t) { return t.lowest(now); },
+                     [&](const auto&) { return plan_of_first(now, Budget{.limit = floor(now), .reserve = 0}); },
+                 },
+                 plans_);
+  plan.budget = budgets.own ? budgets.own->limit : 0;
+  plan.unplanned_peak = moved(now, none_).predicted_peak;
+  plan.unplanned_seconds = now.step_seconds;
+  return everywhere(now, std::move(plan), budgets);
+}
+
+MemoryPlan Planner::everywhere(const StepGraph& now, MemoryPlan first, const Budgets& budgets) const {
   if (budgets.others.empty()) return first;
   return std::visit(
       Match{

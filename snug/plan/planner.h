@@ -35,6 +35,10 @@ class Planner {
   /// DoesNotFit when the strategy has no plan under these budgets.
   [[nodiscard]] MemoryPlan plan(const StepGraph& now, const Budgets& budgets) const;
 
+  /// The plan of its strategy with the smallest peak on the first device, whatever its budget: floor(). It depends on
+  /// no measured time. Otherwise as plan().
+  [[nodiscard]] MemoryPlan lowest(const StepGraph& now, const Budgets& budgets) const;
+
   /// Of "optimal" what it has searched; nullptr for others.
   [[nodiscard]] const TradeOff* trade_off() const noexcept { return std::get_if<TradeOff>(&plans_); }
 
@@ -49,6 +53,9 @@ class Planner {
     Bytes least = 0;  // no step takes less
   };
   [[nodiscard]] MemoryPlan plan_of_first(const StepGraph& now, std::optional<Budget> budget) const;
+  /// `plan`, which is for the first device and the static bytes of the graph it was made for, as of `now`.
+  [[nodiscard]] MemoryPlan moved(const StepGraph& now, MemoryPlan plan) const;
+  [[nodiscard]] MemoryPlan everywhere(const StepGraph& now, MemoryPlan first, const Budgets& budgets) const;
   using Plans = std::variant<TradeOff, MemoryPlan, Evicted>;
   static Plans plans_of(const StepGraph& graph, const Strategy& strategy, SearchOptions options);
 

@@ -35,7 +35,8 @@ class StageShares {
     }
   }
 
-  /// Where each saves so much of what it can: 0, nothing, to 1. Their graphs know of each other then.
+  /// Where each saves so much of what it can: 0, nothing, to 1, where no plan depends on measured times: the smallest
+  /// budget is the same in each recording. Their graphs know of each other then.
   std::vector<MemoryPlan> plans_at(double share) {
     std::vector<MemoryPlan> plans;
     std::vector<Bytes> outside;
@@ -45,7 +46,8 @@ class StageShares {
       Budgets alone = budgets_;
       // A preset may take more than keeping everything does.
       if (budgets_.own) alone.own = Budget{.limit = std::max(none_[i] - saved, floors_[i]), .reserve = 0};
-      plans.push_back(stages_[i].planner->plan(*stages_[i].graph, alone));
+      const Planner& planner = *stages_[i].planner;
+      plans.push_back(share < 1 ? planner.plan(*stages_[i].graph, alone) : planner.lowest(*stages_[i].graph, alone));
       outside.push_back(stages_[i].graph->outside());
     }
     set_others_held(graphs_of(stages_), plans);

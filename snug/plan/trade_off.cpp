@@ -153,11 +153,7 @@ MemoryPlan TradeOff::best_of_front(const StepGraph& graph, Budget budget) const 
   const Bytes more_static = graph.outside() - static_bytes_ - others_held_;
   const auto fits = [&](const MemoryPlan& plan) { return plan.predicted_peak + more_static <= budget.for_blocks(); };
   const auto fastest = std::ranges::find_if(plans_, fits);
-  if (budget.for_blocks() < floor() + more_static) {
-    MemoryPlan least = lowest_;
-    least.predicted_peak += more_static;
-    throw DoesNotFit(floor_of(graph, least, budget));
-  }
+  if (budget.for_blocks() < floor() + more_static) throw DoesNotFit(floor_of(graph, lowest(graph), budget));
   MemoryPlan chosen = *fastest;
   if (fastest != plans_.begin()) {
     // Searched for with the static bytes of then.
@@ -167,11 +163,18 @@ MemoryPlan TradeOff::best_of_front(const StepGraph& graph, Budget budget) const 
     const auto found = between(then, static_cast<std::size_t>(fastest - plans_.begin()) - 1);
     if (const auto better = std::ranges::find_if(found, fits); better != found.end()) chosen = *better;
   }
-  chosen.strategy = "optimal";
-  chosen.staging = staging_of(graph, chosen);
-  chosen.predicted_peak += more_static;
+  chosen = as_now(graph, std::move(chosen));
   chosen.budget = budget.limit;
   return chosen;
 }
+
+MemoryPlan TradeOff::as_now(const StepGraph& graph, MemoryPlan plan) const {
+  plan.strategy = "optimal";
+  plan.staging = staging_of(graph, plan);
+  plan.predicted_peak += graph.outside() - static_bytes_ - others_held_;
+  return plan;
+}
+
+MemoryPlan TradeOff::lowest(const StepGraph& graph) const { return as_now(graph, lowest_); }
 
 }  // namespace snug::plan

@@ -37,6 +37,9 @@ class TradeOff {
   /// that would do.
   [[nodiscard]] MemoryPlan best(const StepGraph& graph, Budget budget) const;
 
+  /// The plan that has floor() as its peak, for `graph` as best() takes it.
+  [[nodiscard]] MemoryPlan lowest(const StepGraph& graph) const;
+
   /// By falling peak; at least one.
   [[nodiscard]] const std::vector<MemoryPlan>& plans() const noexcept { return plans_; }
 
@@ -47,6 +50,8 @@ class TradeOff {
  private:
   TradeOff() = default;
   [[nodiscard]] MemoryPlan best_of_front(const StepGraph& graph, Budget budget) const;
+  /// A plan that was searched for, for the static bytes of `graph`.
+  [[nodiscard]] MemoryPlan as_now(const StepGraph& graph, MemoryPlan plan) const;
   [[nodiscard]] std::vector<MemoryPlan> between(const StepGraph& graph, std::size_t faster) const;
 
   std::vector<MemoryPlan> plans_;

@@ -85,6 +85,27 @@ TEST(SeveralStages, FitTogether) {
   EXPECT_THROW(plan_stages(stages, Budget{.limit = least - 1}), DoesNotFit);
 }
 
+TEST(SeveralStages, HaveAFloorThatDependsOnNoMeasuredTime) {
+  for (std::uint64_t step = 0; step < 12; ++step) {
+    SCOPED_TRACE(::testing::Message() << "step " << step);
+    std::vector<Bytes> floors;
+    for (std::uint64_t recording = 0; recording < 4; ++recording) {
+      StepGraph a = synthetic::random_graph(2 * step, 40), b = synthetic::random_graph(2 * step + 1, 40);
+      synthetic::Dice dice(recording);
+      for (StepGraph* const graph : {&a, &b}) {
+        for (OpInfo& op : graph->ops) op.seconds = 1e-6 * (1 + dice.roll(10'000));
+        graph->in_flight = graph == &a ? 3 : 2;
+      }
+      const Planner of_a(a, "optimal"), of_b(b, "optimal");
+      const std::vector<StageSteps> stages{{&a, &of_a}, {&b, &of_b}};
+      floors.push_back(floor_of_stages(stages));
+      for (const MemoryPlan& plan : plan_stages(stages, Budget{.limit = floors.front(), .reserve = 0}))
+        EXPECT_LE(plan.predicted_peak, floors.front()) << recording;
+    }
+    EXPECT_EQ(floors, std::vector<Bytes>(floors.size(), floors.front()));
+  }
+}
+
 TEST(SeveralStages, HaveBoundsThatHoldWhateverTheOthersDo) {
   TwoStages two;
   const Planner small(two.small, "optimal"), large(two.large, "optimal");
