@@ -162,6 +162,11 @@ void backward_ends() {
   if (replay::StepRun* step = replay::StepRun::here()) step->backward_ends();
 }
 
+bool went_backward_through(std::uint64_t node) {
+  const replay::StepRun* const step = replay::StepRun::here();
+  return step != nullptr && step->went_backward_through(node);
+}
+
 void update_begins() {
   if (replay::StepRun* step = replay::StepRun::here()) step->update_begins();
 }
@@ -308,6 +313,7 @@ void bind_stop_before_writes(py::module_& m) {
 void bind_phases(py::module_& m) {
   m.def("backward_begins", &backward_begins, py::arg("roots"), py::arg("accumulates_gradients"));
   m.def("backward_ends", &backward_ends, NoGil());
+  m.def("went_backward_through", &went_backward_through);
   m.def("update_begins", &update_begins, NoGil());
   m.def("micro_batch_begins", &micro_batch_begins, NoGil(), py::arg("stage"));
   m.def("micro_batch_ends", &micro_batch_ends, NoGil());

@@ -12,8 +12,9 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from . import _core
+from ._backward_passes import BackwardPasses
 from .arguments import Arguments
-from .errors import UpdateBegins, UsageError
+from .errors import UpdateBegins
 
 _here = threading.local()
 
@@ -106,14 +107,13 @@ def _recorded() -> Recorded | None:
     return getattr(_here, "recorded", None)
 
 
+def _passes() -> BackwardPasses | None:
+    return getattr(_here, "passes", None)
+
+
 def _before_a_step(optimizer: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
     if recorded := _recorded():
         recorded.step(optimizer, any(callable(one) for one in (*arguments[1:], *named.values())))
-
-
-def _losses_of(roots: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Of several backward passes: what stages of a pipeline hand on is not to be held."""
-    return [root for root in roots if root.numel() == 1]
 
 
 class _Engine:
@@ -139,8 +139,9 @@ class _Engine:
         is_step = all(t.requires_grad for t in tensors) and _core.backward_begins(list(roots), accumulates)
         result = self._plain(roots, *args, **kwargs)
         if is_step:
-            _here.roots = [*map(_losses_of, getattr(_here, "roots", None) or []), tensors]
-            _core.backward_ends()
+            if passes := _passes():
+                passes.add(tensors)
+            _core.backward_ends()  # which may leave the function
         recorded = _recorded()
         if recorded is not None and (is_step or accumulates):
             recorded.backward_is_over()
@@ -199,7 +200,8 @@ register_optimizer_step_pre_hook(_before_a_step)
 
 def micro_batch_begins(stage: int = 0) -> None:
     """The step function that runs on this thread, if any, has some."""
-    _here.micro_batches = True
+    if passes := _passes():
+        passes.of_micro_batches = True
     _core.micro_batch_begins(stage)
 
 
@@ -208,37 +210,13 @@ def returned_loss(result: Any) -> Any:
     return result if isinstance(result, torch.Tensor) else getattr(result, "loss", result)
 
 
-def _nodes_of(tensors: list[torch.Tensor], stop: set[Any]) -> set[Any]:
-    """Of autograd, that lead to these; what comes behind one of `stop` is left out."""
-    seen: set[Any] = set()
-    nodes = [tensor.grad_fn for tensor in tensors]
-    while nodes:
-        node = nodes.pop()
-        if node is None or node in seen or node in stop:
-            continue
-        seen.add(node)
-        nodes += [next_node for next_node, _ in node.next_functions]
-    return seen
-
-
-def _gone(roots: list[list[torch.Tensor]], result: torch.Tensor) -> tuple[bool, bool]:
-    """Whether some of what the result is made of is part of what backward passes went through, or of what leads to that; and
-    whether all of it is."""
-    gone = _nodes_of([root for each in roots for root in each], set())
-    gone = {node for node in gone if node.next_functions}  # a parameter is part of anything
-    nodes = _nodes_of([result], gone)
-    some = result.grad_fn in gone or any(following in gone for node in nodes for following, _ in node.next_functions)
-    return some, all(node.next_functions for node in nodes)
-
-
 def loss_of(step: Callable[..., Any], arguments: Arguments, may_skip_backward: bool = False) -> torch.Tensor | None:
     """Runs the step. Returns the loss that it returned, or the one that it called backward() on.
 
     Args:
         may_skip_backward: Whether a step that did not call backward() has skipped its batch. Its loss is detached then.
     """
-    outer, _here.roots = getattr(_here, "roots", None), None
-    outer_micro_batches, _here.micro_batches = getattr(_here, "micro_batches", False), False
+    outer, _here.passes = _passes(), BackwardPasses()
     if recorded := _recorded():
         recorded.begin()
     try:
@@ -247,24 +225,9 @@ def loss_of(step: Callable[..., Any], arguments: Arguments, may_skip_backward: b
             result = returned_loss(arguments.call(step))
         except UpdateBegins:
             pass
-        roots = _here.roots
-        if roots is None:
-            return result.detach() if may_skip_backward and isinstance(result, torch.Tensor) else result
-        if not isinstance(result, torch.Tensor):
-            return roots[0][0].detach() if len(roots) == 1 and len(roots[0]) == 1 else None
-        if not result.requires_grad or any(result is root for each in roots for root in each):
-            return result
-        some, everything = _gone(roots, result)
-        if not some and getattr(_here, "micro_batches", False):
-            return result  # that of the last, say: it is gone backward from
-        if not everything:
-            raise UsageError(
-                "step: it calls backward() on one loss and returns another, whose gradient would be missing; return their "
-                "sum, or call backward() on it, or return it detached"
-            )
-        return result
+        return _here.passes.loss(result, may_skip_backward)
     finally:
-        _here.roots, _here.micro_batches = outer, outer_micro_batches
+        _here.passes = outer
 
 
 def run_plain(step: Callable[..., Any], arguments: Arguments) -> torch.Tensor | None:

@@ -20,13 +20,13 @@ Trials& trials() {
 TrialGradients::~TrialGradients() {
   Trials& all = trials();
   const std::lock_guard lock(all.mutex);
-  for (const at::Tensor& leaf : leaves_) all.leaves.erase(all.leaves.find(leaf.unsafeGetTensorImpl()));
+  for (const auto& leaf : leaves_) all.leaves.erase(all.leaves.find(leaf._unsafe_get_target()));
 }
 
 void TrialGradients::add(const at::Tensor& leaf) {
   Trials& all = trials();
   const std::lock_guard lock(all.mutex);
-  leaves_.push_back(leaf);
+  leaves_.emplace_back(leaf.getIntrusivePtr());
   all.leaves.insert(leaf.unsafeGetTensorImpl());
 }
 

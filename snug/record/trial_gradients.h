@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/UndefinedTensorImpl.h>
 
 #include <vector>
 
@@ -16,14 +17,14 @@ class TrialGradients {
   TrialGradients(const TrialGradients&) = delete;
   TrialGradients& operator=(const TrialGradients&) = delete;
 
-  /// From here on, until this object is gone.
+  /// From here on, until this object is gone. Does not keep the leaf alive.
   void add(const at::Tensor& leaf);
 
   /// Whether the gradient that arrives at the leaf now is one. From any thread.
   [[nodiscard]] static bool on(const at::Tensor& leaf);
 
  private:
-  std::vector<at::Tensor> leaves_;
+  std::vector<c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>> leaves_;
 };
 
 }  // namespace snug::record

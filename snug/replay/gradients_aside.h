@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/UndefinedTensorImpl.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -14,14 +15,17 @@
 namespace snug::replay {
 
 /// Puts gradients aside, and back at the end of the scope, with what runs when one has arrived, which may be an
-/// optimizer.
+/// optimizer. Keeps no parameter alive: leaves that a step makes, such as the inputs of a pipeline's stage, may go, and
+/// their gradients with them.
 class GradientsAside {
  public:
   explicit GradientsAside(const std::vector<at::Tensor>& parameters) { put(parameters); }
   ~GradientsAside() {
     for (Aside& a : aside_) {
-      a.parameter.mutable_grad() = std::move(a.gradient);
-      torch::autograd::impl::post_acc_grad_hooks(a.parameter) = std::move(a.hooks);
+      const at::Tensor parameter(a.parameter.lock());
+      if (!parameter.defined()) continue;
+      parameter.mutable_grad() = std::move(a.gradient);
+      torch::autograd::impl::post_acc_grad_hooks(parameter) = std::move(a.hooks);
     }
   }
   GradientsAside(const GradientsAside&) = delete;
@@ -32,14 +36,16 @@ class GradientsAside {
     for (const at::Tensor& p : parameters) {
       if (!known_.insert(p.unsafeGetTensorImpl()).second) continue;
       trial_.add(p);
-      aside_.push_back({p, std::exchange(p.mutable_grad(), at::Tensor()),
+      aside_.push_back({Weak(p.getIntrusivePtr()), std::exchange(p.mutable_grad(), at::Tensor()),
                         std::exchange(torch::autograd::impl::post_acc_grad_hooks(p), nullptr)});
     }
   }
 
  private:
+  using Weak = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
   struct Aside {
-    at::Tensor parameter, gradient;
+    Weak parameter;
+    at::Tensor gradient;
     std::unique_ptr<torch::autograd::PostAccumulateGradHook> hooks;
   };
   record::TrialGradients trial_;

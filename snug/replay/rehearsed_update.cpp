@@ -16,22 +16,23 @@ RehearsedUpdate::~RehearsedUpdate() {
   }
 }
 
-void RehearsedUpdate::run(record::Profiler& profiler, const record::Tape& tape, UsesMeasured& uses) {
+void RehearsedUpdate::run(record::Profiler& profiler, const record::Tape& tape, UsesMeasured& uses,
+                          const std::vector<at::Tensor>& parameters) {
   if (!rehearsal_ || std::exchange(begun_, true)) return;
-  check_updates_any(rehearsal_, parameters_);
+  check_updates_any(rehearsal_, parameters);
   // Perhaps on the way into an operator, where no other one would be seen.
   const auto keys = c10::impl::tls_local_dispatch_key_set();
   const c10::impl::ForceDispatchKeyGuard seen(keys.included_, keys.excluded_.remove(record::kRecordingKey));
   made_ = true;
   // The second run has them again where the first has let go of them.
   std::vector<at::Tensor> gradients;
-  for (const at::Tensor& p : parameters_) gradients.push_back(p.grad());
+  for (const at::Tensor& p : parameters) gradients.push_back(p.grad());
   std::optional<UndoneWrites::Pause> trusted;
   if (rehearsal_.writes == Rehearsal::Writes::Nothing) trusted.emplace(writes_);
   const UsesMeasured::Count before = uses.count();
   profiler.rehearse(tape, [&] {
     uses.forget_after(before);  // those of the first run
-    for (std::size_t i = 0; i < parameters_.size(); ++i) parameters_[i].mutable_grad() = gradients[i];
+    for (std::size_t i = 0; i < parameters.size(); ++i) parameters[i].mutable_grad() = gradients[i];
     return rehearsal_.run();
   });
   trusted.reset();

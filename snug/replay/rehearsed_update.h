@@ -16,15 +16,14 @@ namespace snug::replay {
 /// The update as it is rehearsed, once in a recording: where a step function is about to run its own, or at the end.
 class RehearsedUpdate {
  public:
-  /// `parameters`: those that have gradients when it runs.
-  RehearsedUpdate(const Rehearsal& rehearsal, UndoneWrites& writes, const std::vector<at::Tensor>& parameters)
-      : rehearsal_(rehearsal), writes_(writes), parameters_(parameters) {}
+  RehearsedUpdate(const Rehearsal& rehearsal, UndoneWrites& writes) : rehearsal_(rehearsal), writes_(writes) {}
   ~RehearsedUpdate();
   RehearsedUpdate(const RehearsedUpdate&) = delete;
   RehearsedUpdate& operator=(const RehearsedUpdate&) = delete;
 
-  /// At the end of what this profiler has noted of the tape.
-  void run(record::Profiler& profiler, const record::Tape& tape, UsesMeasured& uses);
+  /// At the end of what this profiler has noted of the tape. `parameters`: those that may have gradients.
+  void run(record::Profiler& profiler, const record::Tape& tape, UsesMeasured& uses,
+           const std::vector<at::Tensor>& parameters);
 
   /// Before the step runs. Returns the bytes of state that this has made, by device.
   std::vector<Bytes> prepare(const std::vector<memory::DeviceMemory*>& devices);
@@ -35,7 +34,6 @@ class RehearsedUpdate {
  private:
   const Rehearsal& rehearsal_;
   UndoneWrites& writes_;
-  const std::vector<at::Tensor>& parameters_;
   bool begun_ = false;
   bool made_ = false;
 };

@@ -21,7 +21,7 @@ void agree(const RecordOptions& options) {
 StepRecording::StepRecording(EvictionCost cost, memory::DeviceMemory& memory, const RecordOptions& options)
     : options_(options),
       scope_(cost, memory, options),
-      update_(options.update, scope_.writes(), recorded_.step.parameters),
+      update_(options.update, scope_.writes()),
       micro_batches_(scope_) {
   if (!options.have_gradients.empty()) recorded_.step.kind = options.update.each ? StepKind::Last : StepKind::Later;
 }
@@ -36,6 +36,7 @@ Recorded StepRecording::run(const Forward& forward) {
   UsesMeasured uses(options_.streamed, whole_->profiler->clock());
   uses_ = &uses;
   prepared_ = update_.prepare(scope_.devices());
+  micro_batches_.sample({});  // what the step takes in front of the first of them comes with each step
   StepRun run(
       {.forward_begins = [this](int stage) { return forward_begins(stage); },
        .forward_over = [this](record::Tape& tape) { forward_over(tape); },
@@ -65,6 +66,7 @@ Recorded StepRecording::run(const Forward& forward) {
         "smaller sample, or let the exception pass, which says why");
   }
   run_update();
+  step.parameters = parameters_.alive();
   step.passing.clear();
   for (std::size_t i = 0; i < scope_.devices().size(); ++i)
     step.passing.push_back({.state_to_come = prepared_[i] + state_to_come_[i], .gradients = scope_.gradients()[i]});
@@ -118,7 +120,7 @@ std::shared_ptr<record::Tape> StepRecording::forward_begins(int stage) {
         UsageError("step: it has micro-batches of its own, whose gradients come while it runs; give it none before"));
   }
   note_ended();
-  micro_batches_.sample(recorded_.step.parameters);
+  micro_batches_.sample(parameters_.alive());
   RecordedPass& pass = scope_.begin_micro_batch();
   pass.stage = stage;
   return pass.tape;
@@ -132,7 +134,6 @@ void StepRecording::forward_over(record::Tape& tape) {
 }
 
 void StepRecording::backward_begins(record::Tape& tape, const StepRun::Roots& roots) {
-  RecordedStep& step = recorded_.step;
   RecordedPass& pass = scope_.pass_of(tape);
   // Where passes run by turns the others may be waiting for what this one makes.
   if (!run_->has_micro_batches()) {
@@ -144,22 +145,22 @@ void StepRecording::backward_begins(record::Tape& tape, const StepRun::Roots& ro
     }
   } else {
     note_ended();
-    micro_batches_.sample(step.parameters);
+    micro_batches_.sample(parameters_.alive());
   }
   for (const c10::Storage& leaf : tape.values().leaf_storages())
     recorded_.leaves.emplace_back(leaf.getWeakStorageImpl());
   std::vector<at::Tensor> parameters = parameters_of(tape, roots, pass.profiler->leaves());
   add_missing(options_.have_gradients, parameters);
   scope_.aside().put(parameters);
-  add_missing(parameters, step.parameters);
+  parameters_.add(parameters);
   pass.profiler->go_on();
   scope_.use_clock_of(pass);
   if (run_->has_micro_batches()) {
     if (pass.is_micro_batch) micro_batches_.went_backward(tape);
   } else if (options_.update.each) {
-    scope_.update_each(options_.update, step.parameters);
+    scope_.update_each(options_.update, parameters_.alive());
   } else if (options_.streamed) {
-    scope_.take_gradients(step.parameters);
+    scope_.take_gradients(parameters_.alive());
   }
 }
 
@@ -177,7 +178,7 @@ void StepRecording::backward_over(StepRun& run, record::Tape& tape) {
     run_update();
     run.stop();
   }
-  run.update_begins_at_writes_of(recorded_.step.parameters);
+  run.update_begins_at_writes_of(parameters_.alive());
 }
 
 void StepRecording::reached(record::Tape& tape) {
@@ -192,15 +193,16 @@ void StepRecording::failed(record::Tape& tape) {
 
 void StepRecording::run_update() {
   RecordedStep& step = recorded_.step;
+  const std::vector<at::Tensor> parameters = parameters_.alive();
   if (step.with_gradients.empty()) {
     std::vector<at::Tensor> others = options_.update.parameters;
     others.insert(others.end(), options_.leaves.begin(), options_.leaves.end());
-    step.with_gradients = with_gradients(step.parameters, others);
+    step.with_gradients = with_gradients(parameters, others);
     micro_batches_.note_gradients(step.with_gradients);
   }
   record::Profiler& profiler = *scope_.pass_of(*ended_).profiler;
   profiler.go_on();
-  update_.run(profiler, *ended_, *uses_);
+  update_.run(profiler, *ended_, *uses_, parameters);
   state_to_come_ = profiler.state_to_come();
 }
 

@@ -16,6 +16,7 @@
 #include "snug/replay/rehearsed_update.h"
 #include "snug/replay/step_run.h"
 #include "snug/replay/uses_measured.h"
+#include "snug/replay/weak_tensors.h"
 
 namespace snug::replay {
 
@@ -54,6 +55,7 @@ class StepRecording {
   const RecordOptions& options_;
   RecordingScope scope_;
   Recorded recorded_;
+  WeakTensors parameters_;  // those that the step makes go when it lets go of them
   RehearsedUpdate update_;
   MicroBatchGraphs micro_batches_;
   StepRun* run_ = nullptr;

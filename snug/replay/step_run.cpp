@@ -270,8 +270,9 @@ std::vector<StepRun::Pass>::iterator StepRun::made(const Roots& roots) {
 }
 
 void StepRun::reach_others(const Roots& roots) {
-  if (std::ranges::none_of(forward_over_, &Pass::is_micro_batch)) return;
+  if (!micro_batches_) return;
   walk(roots, [&](std::uint64_t node) {
+    gone_nodes_.insert(node);
     const auto found = std::ranges::find_if(forward_over_, made_node(node));
     if (found == forward_over_.end() || !found->is_micro_batch) return true;
     const Pass other = std::move(*found);
@@ -330,14 +331,17 @@ void StepRun::update_begins() {
 }
 
 void StepRun::update_begins_at_writes_of(const std::vector<at::Tensor>& tensors) {
-  std::unordered_map<const c10::StorageImpl*, at::Tensor> by_storage;
+  using Weak = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+  std::unordered_map<const c10::StorageImpl*, Weak> by_storage;
   for (const at::Tensor& t : tensors) {
-    if (t.has_storage()) by_storage.emplace(t.storage().unsafeGetStorageImpl(), t);
+    if (t.has_storage()) by_storage.emplace(t.storage().unsafeGetStorageImpl(), t.getIntrusivePtr());
   }
   writes_.emplace(record::OperatorGate::Calls{
       .before_write = [this, by_storage = std::move(by_storage)](const at::Tensor& written) {
         const auto found = by_storage.find(written.storage().unsafeGetStorageImpl());
-        if (found != by_storage.end() && (!micro_batches_ || found->second.grad().defined())) update_begins();
+        if (found == by_storage.end()) return;
+        const at::Tensor tensor(found->second.lock());
+        if (tensor.defined() && (!micro_batches_ || tensor.grad().defined())) update_begins();
       }});
 }
 

@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <unordered_set>
 #include <variant>
 #include <vector>
 
@@ -94,6 +95,8 @@ class StepRun : private record::MicroBatchListener {
   void note_unrecorded_save();
   /// A region is about to begin: after a backward pass, where that is allowed, a further pass with it.
   void region_begins();
+  /// Whether the backward pass of a micro-batch has begun that goes through a node of autograd, by its sequence number.
+  [[nodiscard]] bool went_backward_through(std::uint64_t node) const { return gone_nodes_.contains(node); }
   /// Whether its backward pass is over; of several, one of them, and it is in none now.
   [[nodiscard]] bool went_backward() const noexcept;
   /// Whether the function is over, which has not gone backward itself.
@@ -145,7 +148,8 @@ class StepRun : private record::MicroBatchListener {
   /// The one that has made the roots, or what these are made of, among those that have not gone backward; none: all of
   /// what they are made of has gone backward.
   std::vector<Pass>::iterator made(const Roots& roots);
-  /// Those that a backward pass from these roots goes through have gone backward, where they are micro-batches.
+  /// Those that a backward pass from these roots goes through have gone backward, where they are micro-batches. Notes
+  /// its nodes.
   void reach_others(const Roots& roots);
   [[noreturn]] void refuse(const UsageError& why);
   /// The function is over.
@@ -157,9 +161,10 @@ class StepRun : private record::MicroBatchListener {
 
   Phases phases_;
   std::variant<Idle, InForward, InBackward, Past, Stopped> state_;
-  std::vector<Pass> forward_over_;  // and not gone backward
-  std::vector<Pass> went_;          // backward, without their tapes
-  std::exception_ptr refused_;      // it went backward again, which stays so
+  std::vector<Pass> forward_over_;                // and not gone backward
+  std::vector<Pass> went_;                        // backward, without their tapes
+  std::unordered_set<std::uint64_t> gone_nodes_;  // see went_backward_through
+  std::exception_ptr refused_;                    // it went backward again, which stays so
   std::optional<record::OperatorGate> writes_;
   std::optional<record::OperatorGate> further_pass_;  // begins it
   std::optional<std::uint64_t> next_node_;            // of autograd, when a tensor was first saved unrecorded

@@ -6,7 +6,7 @@ from torch import nn
 
 import pipelines
 import snug
-from conftest import DEVICE
+from conftest import DEVICE, reset_peak
 
 of_processes = pytest.mark.skipif(DEVICE != "cpu", reason="processes meet by Gloo, and have the CPU")
 
@@ -98,6 +98,34 @@ class TestMicroBatch:
                     assert session.last_step.followed_plan, session.last_step.divergence
                     assert session.last_step.evictions == 0
                     assert session.last_step.replayed_ops > 0
+
+    @pytest.mark.parametrize("share", [100, 60])
+    def test_inputs_that_the_step_makes_go_with_their_micro_batch(self, share):
+        """As what a stage of a pipeline receives: leaves with gradients, which nobody else has."""
+        model, _ = self.make()
+        rows = torch.zeros(1, device=DEVICE)
+
+        def step_of(count):
+            def step(_):
+                for _ in range(count):
+                    x = torch.randn(512, 128, device=DEVICE, requires_grad=True)
+                    with snug.micro_batch():
+                        loss = model(x).square().mean()
+                    loss.backward()
+                    assert x.grad is not None
+                    x = loss = None
+
+            return step
+
+        few, many = (snug.plan(step_of(count), rows, "100%") for count in (3, 9))
+        assert many.unplanned_peak == few.unplanned_peak and many.floor == few.floor
+        with snug.fit(step_of(9), rows, many.unplanned_peak * share // 100) as session:
+            for _ in range(2):
+                reset_peak()
+                session.backward(rows)
+                model.zero_grad()
+                assert session.last_step.followed_plan and session.last_step.evictions == 0
+            assert 0 <= session.predicted_peak - snug.memory_stats()["allocated_peak"] <= 4096
 
     def test_a_loss_that_is_not_of_them_is_refused(self):
         model, batches = self.make()
