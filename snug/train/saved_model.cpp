@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <array>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string_view>
@@ -14,9 +12,9 @@
 #include "snug/base/durable_file.h"
 #include "snug/base/errors.h"
 #include "snug/base/text_file.h"
-#include "snug/data/tokenizer_format.h"
 #include "snug/models/lora.h"
 #include "snug/state/safetensors.h"
+#include "snug/train/carried_files.h"
 #include "snug/train/experiment.h"
 #include "snug/train/state_of_team.h"
 #include "snug/train/tensor_parts.h"
@@ -25,17 +23,6 @@ namespace snug::train {
 namespace {
 
 namespace fs = std::filesystem;
-
-/// What transformers reads beside the weights, config.json and a tokenizer's own file, and training does not change.
-constexpr std::array<std::string_view, 9> kCarriedOver{"tokenizer_config.json",
-                                                       "special_tokens_map.json",
-                                                       "added_tokens.json",
-                                                       "vocab.json",
-                                                       "merges.txt",
-                                                       "chat_template.jinja",
-                                                       "additional_chat_templates",
-                                                       "chat_template.json",
-                                                       "generation_config.json"};
 
 [[noreturn]] void fail(const fs::path& path, const std::error_code& error) {
   throw Error(fmt::format("saving the model: {}: {}", path.string(), error.message()));
@@ -78,23 +65,17 @@ void save_model(const Experiment& experiment, const state::NamedSources& tensors
       fail(folder / "config.json", failed.code());
     }
   }
-  const auto carry_over = [&](std::string_view name) {
-    const fs::path own = file_before(experiment, name), copy = folder / name;
-    if (own.empty() || fs::equivalent(own, copy, error)) return;
-    if (fs::is_directory(own, error)) {
-      fs::copy(own, copy, fs::copy_options::recursive | fs::copy_options::overwrite_existing, error);
-      if (error) fail(copy, error);
-      return;
-    }
+  const fs::path before = experiment.config().model.path;
+  for (const fs::path& file : carried_files(before)) {
+    const fs::path own = before / file, copy = folder / file;
+    if (fs::equivalent(own, copy, error)) continue;
+    fs::create_directories(copy.parent_path(), error);
+    if (error) fail(copy.parent_path(), error);
     try {
       write_text(copy, read_text(own));
     } catch (const std::system_error& failed) {
       fail(copy, failed.code());
     }
-  };
-  std::ranges::for_each(kCarriedOver, carry_over);
-  for (const data::TokenizerFormat* format : data::tokenizer_formats()) {
-    if (!format->file.empty()) carry_over(format->file);
   }
 }
 
@@ -140,7 +121,9 @@ std::string save_together(const Experiment& experiment, const fs::path& folder, 
 }  // namespace
 
 void check_can_save(const Experiment& experiment) {
-  if (models::lora_parameters(experiment.model()).empty()) (void)config_json(experiment, at::kFloat);
+  if (!models::lora_parameters(experiment.model()).empty()) return;
+  (void)config_json(experiment, at::kFloat);
+  (void)carried_files(experiment.config().model.path);
 }
 
 std::string save_trained(const Experiment& experiment, const fs::path& folder, const SaveOptions& options) {

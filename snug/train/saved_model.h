@@ -10,7 +10,7 @@ namespace snug::train {
 class Experiment;
 
 /// Throws UsageError when save_trained() could not write what the experiment trains: a whole model whose configuration
-/// has no form in config.json.
+/// has no form in config.json, or whose folder has files that carried_files() refuses.
 void check_can_save(const Experiment& experiment);
 
 struct SaveOptions {

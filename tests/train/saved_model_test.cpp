@@ -14,9 +14,11 @@
 #include "snug/base/text_file.h"
 #include "snug/models/bert.h"
 #include "snug/models/gpt2.h"
+#include "snug/models/llama.h"
 #include "snug/models/lora.h"
 #include "snug/state/peft_adapter.h"
 #include "snug/state/safetensors.h"
+#include "snug/train/carried_files.h"
 #include "snug/train/experiment.h"
 #include "snug/train/families/llama_files.h"
 #include "tests/base/fault.h"
@@ -66,6 +68,40 @@ TEST(SavedModel, CarriesOverWhatTransformersReadsBesideTheWeights) {
   const auto written = nlohmann::json::parse(read_text(saved / "config.json"));
   EXPECT_EQ(written["bos_token_id"], 1);
   EXPECT_EQ(written["eos_token_id"], 0);
+}
+
+TEST(SavedModel, CarriesNoFileFromOutsideOfTheModelsFolder) {
+  const fs::path folder = scratch("saved_model/links");
+  const Config config = whole_model(folder);
+  write_text(folder / "secret", "password");
+  const fs::path link = folder / "base" / "tokenizer_config.json";
+  fs::create_symlink("../secret", link);
+  const Experiment experiment(config);
+  EXPECT_THAT(snug::testing::fault([&] { check_can_save(experiment); }),
+              AllOf(HasSubstr("tokenizer_config.json would be saved with the trained model"), HasSubstr("secret")));
+  EXPECT_ANY_THROW(save_trained(experiment, folder / "out"));
+  EXPECT_FALSE(fs::exists(folder / "out" / "model" / "tokenizer_config.json"));
+
+  fs::remove(link);
+  fs::create_symlink("tokenizer.json", link);
+  EXPECT_NO_THROW(check_can_save(experiment));
+  fs::remove(link);
+  fs::create_directory(link);
+  fs::create_directory_symlink("/", link / "all");
+  EXPECT_THAT(snug::testing::fault([&] { check_can_save(experiment); }), HasSubstr("outside of the model's folder"));
+}
+
+TEST(SavedModel, CarriesFilesOfASnapshotWhoseContentsAreInItsRepository) {
+  const fs::path folder = scratch("saved_model/snapshot");
+  fs::create_directories(folder / "hub" / "models--a--b" / "blobs");
+  fs::create_directories(folder / "hub" / "models--a--b" / "snapshots" / "1234");
+  const fs::path snapshot = folder / "hub" / "models--a--b" / "snapshots" / "1234";
+  write_text(folder / "hub" / "models--a--b" / "blobs" / "5678", "{}");
+  fs::create_symlink("../../blobs/5678", snapshot / "tokenizer_config.json");
+  EXPECT_EQ(carried_files(snapshot), std::vector<fs::path>{"tokenizer_config.json"});
+  write_text(folder / "hub" / "other", "{}");
+  fs::create_symlink("../../../other", snapshot / "vocab.json");
+  EXPECT_THAT(snug::testing::fault([&] { (void)carried_files(snapshot); }), HasSubstr("vocab.json"));
 }
 
 TEST(SavedModel, LeavesFilesOfTheUserWhereTheyAre) {
