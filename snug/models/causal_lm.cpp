@@ -237,6 +237,14 @@ at::Tensor CausalLmImpl::run(const at::Tensor& tokens, KeyValueCache* cache, con
   return finish(std::move(x));
 }
 
+std::optional<std::string> CausalLmImpl::tied_embedding() const {
+  if (parts_.head) return std::nullopt;
+  for (const auto& p : named_parameters()) {
+    if (p.value().is_same(parts_.tokens->weight)) return p.key();
+  }
+  return std::nullopt;
+}
+
 ModelInStages CausalLmImpl::keep_stages(const std::vector<int>& blocks, const std::vector<int>& stages) {
   InStages in{.own = stages, .first_block = {0}};
   for (const int count : blocks) in.first_block.push_back(in.first_block.back() + count);

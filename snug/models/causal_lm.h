@@ -64,6 +64,9 @@ class CausalLmImpl : public torch::nn::Module, public HasTask {
   at::Tensor logits(const at::Tensor& hidden);
   /// (vocabulary, width)
   [[nodiscard]] ops::Matrix output_matrix() const;
+  /// The name of the token embedding's parameter where that is the output projection, too; nullopt where the model has
+  /// a projection of its own, and where the embedding is packed and no parameter.
+  [[nodiscard]] std::optional<std::string> tied_embedding() const;
 
   /// Mean cross-entropy in nats of predicting `targets`, int64 (batch, sequence), from `tokens`: a scalar, fp32.
   /// Targets of -100 do not count. Computed as the model's options say, but plainly where the output projection has an

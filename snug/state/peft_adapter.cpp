@@ -97,6 +97,11 @@ void take_whole(PeftAdapter& adapter, const fs::path& path) {
   }
 }
 
+void take_tied_head(PeftAdapter& adapter) {
+  const auto head = adapter.tensors.find(kOutputProjection);
+  if (adapter.tied && head != adapter.tensors.end()) adapter.whole.insert(adapter.tensors.extract(head));
+}
+
 void check_pairs(const PeftAdapter& adapter, const fs::path& path) {
   const auto refuse = [&](const std::string& what) {
     throw UsageError(fmt::format("adapter: {}: {}", path.string(), what));
@@ -139,6 +144,7 @@ PeftAdapter open_peft_adapter(const fs::path& folder) {
   adapter.task_type = json.optional<std::string>("task_type", "");
   adapter.fan_in_fan_out = json.optional("fan_in_fan_out", false);
   adapter.modules_to_save = json.optional<std::vector<std::string>>("modules_to_save", {});
+  adapter.tied = json.optional("ensure_weight_tying", false);
   if (const auto targets = json.find("target_modules")) {
     adapter.targets =
         targets->is_array() ? targets->as<std::vector<std::string>>() : std::vector{targets->as<std::string>()};
@@ -148,6 +154,7 @@ PeftAdapter open_peft_adapter(const fs::path& folder) {
     adapter.tensors.emplace(own, tensor);
   }
   take_whole(adapter, folder / kWeights);
+  take_tied_head(adapter);
   check_pairs(adapter, folder / kWeights);
   return adapter;
 }
@@ -160,6 +167,7 @@ void write_peft_adapter(const fs::path& folder, const PeftAdapter& adapter, cons
   const auto none_if_empty = [](const auto& value) { return value.empty() ? Value() : Value(value); };
   const nlohmann::ordered_json json = {{"base_model_name_or_path", adapter.base},
                                        {"bias", "none"},
+                                       {"ensure_weight_tying", adapter.tied},
                                        {"fan_in_fan_out", adapter.fan_in_fan_out},
                                        {"inference_mode", true},
                                        {"init_lora_weights", true},

@@ -12,6 +12,9 @@
 
 namespace snug::state {
 
+/// The output projection of a causal language model, as Hugging Face's models name it.
+inline constexpr const char* kOutputProjection = "lm_head.weight";
+
 /// A LoRA adapter as Hugging Face's PEFT saves it: a folder with adapter_config.json and adapter_model.safetensors.
 struct PeftAdapter {
   std::string base{};  ///< name of the model it is for; may be empty
@@ -23,8 +26,11 @@ struct PeftAdapter {
   std::string task_type{};             ///< "CAUSAL_LM", "SEQ_CLS", ...; may be empty
   bool fan_in_fan_out = false;  ///< the model stores the matrices of its targets (in, out); these here it does not
   std::vector<std::string> modules_to_save{};  ///< names, or ends of them at a dot, of modules that were trained whole
+  /// ensure_weight_tying: where the model's output projection is its token embedding, and one of them was trained
+  /// whole, so was the other, with the same weights; else PEFT trains it apart. `whole` has both then.
+  bool tied = false;
   StoredTensors tensors{};  ///< "<module>.lora_A.weight" (rank, in), "<module>.lora_B.weight" (out, rank)
-  StoredTensors whole{};    ///< parameters of modules_to_save by name
+  StoredTensors whole{};    ///< parameters of modules_to_save by name, and kOutputProjection where it is tied
 
   /// Names of the modules that it has both matrices for, in order.
   [[nodiscard]] std::vector<std::string> modules() const;

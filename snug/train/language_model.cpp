@@ -176,9 +176,50 @@ std::optional<data::TokenId> end_of_documents(const Config& config, const Pretra
   return end;
 }
 
+namespace {
+
+/// The model's, where it is the output projection, too.
+std::optional<std::string> tied_embedding(const torch::nn::Module& model) {
+  const auto* const lm = dynamic_cast<const models::CausalLmImpl*>(&model);
+  return lm != nullptr ? lm->tied_embedding() : std::nullopt;
+}
+
+/// Of an adapter that trained a token embedding whole which is the model's output projection, too: PEFT stores both.
+/// Throws UsageError where they were trained apart.
+void take_tied(state::PeftAdapter& adapter, const torch::nn::Module& model, const std::filesystem::path& folder) {
+  const std::optional<std::string> embedding = tied_embedding(model);
+  const bool has_head = models::is_inside(state::kOutputProjection, adapter.modules_to_save);
+  if (!embedding || !(has_head || models::is_inside(*embedding, adapter.modules_to_save))) return;
+  const auto refuse = [&](const char* why) {
+    throw UsageError(fmt::format(
+        "adapter: {}: {}, and the model has one matrix for the token embedding and the output projection; train the "
+        "adapter with ensure_weight_tying=True (PEFT 0.18 or later)",
+        folder.string(), why));
+  };
+  if (!adapter.tied) refuse("modules_to_save has one of the two without ensure_weight_tying");
+  const auto head = adapter.whole.find(state::kOutputProjection), own = adapter.whole.find(*embedding);
+  if (head != adapter.whole.end() && own == adapter.whole.end()) {
+    auto node = adapter.whole.extract(head);
+    node.key() = *embedding;
+    adapter.whole.insert(std::move(node));
+  } else if (head != adapter.whole.end()) {
+    const bool alike = head->second.dtype == own->second.dtype && head->second.shape == own->second.shape;
+    if (!alike || !at::equal(head->second.read(), own->second.read())) refuse("its two matrices differ");
+    adapter.whole.erase(head);
+  }
+  if (has_head) {
+    std::erase_if(adapter.modules_to_save,
+                  [](const std::string& name) { return models::is_inside(state::kOutputProjection, {name}); });
+    adapter.modules_to_save.push_back(embedding->substr(0, embedding->rfind('.')));
+  }
+}
+
+}  // namespace
+
 void load_adapter(torch::nn::Module& model, const std::filesystem::path& folder) {
   const memory::TagScope tag(memory::Tag::Weights);
-  const state::PeftAdapter adapter = state::open_peft_adapter(folder);
+  state::PeftAdapter adapter = state::open_peft_adapter(folder);
+  take_tied(adapter, model, folder);
   models::LoraOptions options;
   options.targets = adapter.modules();
   options.rank = adapter.rank;
@@ -254,7 +295,16 @@ void save_adapter(const torch::nn::Module& model, const std::string& base, const
   adapter.fan_in_fan_out = std::ranges::any_of(models::linear_modules(model), [](const auto& l) {
     return l.second->adapted() && l.second->layout() == models::WeightLayout::InOut;
   });
-  state::write_peft_adapter(folder, adapter, tensors);
+  const std::optional<std::string> embedding = tied_embedding(model);
+  if (!embedding || !models::is_inside(*embedding, adapter.modules_to_save))
+    return state::write_peft_adapter(folder, adapter, tensors);
+  // As PEFT stores both.
+  adapter.tied = true;
+  state::NamedSources with_head = tensors;
+  for (const auto& [name, source] : tensors) {
+    if (name == *embedding) with_head.emplace_back(state::kOutputProjection, source);
+  }
+  state::write_peft_adapter(folder, adapter, with_head);
 }
 
 }  // namespace snug::train

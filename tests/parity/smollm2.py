@@ -59,6 +59,18 @@ def adapted(model, seed):
     return peft.get_peft_model(model, peft.LoraConfig(r=8, lora_alpha=16, target_modules=["q_proj", "v_proj"]))
 
 
+def adapted_with_embedding(model):
+    """An adapter that has also trained the embedding, which is the output projection of this model."""
+    made = peft.get_peft_model(model, peft.LoraConfig(r=8, lora_alpha=16, target_modules=["q_proj", "v_proj"],
+                                                      modules_to_save=["embed_tokens"], ensure_weight_tying=True))
+    torch.manual_seed(2)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            if parameter.requires_grad:
+                parameter.add_(torch.randn_like(parameter), alpha=0.02)
+    return made.eval()
+
+
 def train(model, batches):
     parameters = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(parameters, lr=2e-4, betas=(0.9, 0.95), weight_decay=0.1)
@@ -88,7 +100,7 @@ def main():
     def judge(what, value, limit):
         nonlocal good
         good &= value <= limit
-        lines.append(f"{what:<58} {value:.3g} (at most {limit:g})")
+        lines.append(f"{what:<60} {value:.3g} (at most {limit:g})")
 
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
@@ -97,6 +109,10 @@ def main():
             logits = [model(input_ids=p[None], use_cache=False).logits[0] for p in prompts]
             greedy = [model.generate(p[None], attention_mask=torch.ones_like(p[None]), max_new_tokens=50, do_sample=False,
                                      eos_token_id=None, pad_token_id=0)[0, len(p):] for p in prompts]
+        with_embedding = adapted_with_embedding(reference(path))
+        with_embedding.save_pretrained(folder / "start_tied")
+        with torch.no_grad():
+            of_tied = with_embedding(input_ids=prompts[0][None], use_cache=False).logits[0]
         with_adapter = adapted(model, 1)
         with_adapter.save_pretrained(folder / "start")
         subprocess.run([sys.argv[1], str(path), str(folder)], check=True)
@@ -108,6 +124,8 @@ def main():
         with torch.no_grad():
             exported = peft.PeftModel.from_pretrained(base, folder / "trained").eval()
             of_exported = exported(input_ids=prompts[0][None], use_cache=False).logits[0]
+            tied_again = peft.PeftModel.from_pretrained(reference(path), folder / "tied").eval()
+            of_tied_again = tied_again(input_ids=prompts[0][None], use_cache=False).logits[0]
 
     judge("logits, 5 prompts: largest difference", max(difference(found[f"logits.{i}"], l) for i, l in enumerate(logits)),
           TOLERANCE)
@@ -120,6 +138,8 @@ def main():
     judge("LoRA, logits after 20 steps: largest difference", difference(found["trained"], trained), 0.05)
     judge("the trained adapter read by PEFT, logits: largest difference", difference(found["trained"], of_exported),
           TOLERANCE)
+    judge("an adapter with a tied embedding, logits: largest difference", difference(found["tied"], of_tied), TOLERANCE)
+    judge("the same, saved and read by PEFT: largest difference", difference(found["tied"], of_tied_again), TOLERANCE)
     judge("merged weights, logits: largest difference", difference(found["merged"], found["trained"]), TOLERANCE)
     print("\n".join(lines))
     print(f"losses {losses[0]:.4f} -> {losses[-1]:.4f}; in snug {found['losses'][0]:.4f} -> {found['losses'][-1]:.4f}")

@@ -2,9 +2,11 @@
 //
 //   smollm2_run MODEL.gguf FOLDER
 //
-// Reads FOLDER/given.safetensors: tokens.N (prompts), batches (steps, 1, sequence), and FOLDER/start, a PEFT adapter.
+// Reads FOLDER/given.safetensors: tokens.N (prompts), batches (steps, 1, sequence); FOLDER/start, a PEFT adapter, and
+// FOLDER/start_tied, one that has also trained the tied embedding.
 // Writes FOLDER/found.safetensors: logits.N, greedy.N, packed.N (logits of packed weights), losses, trained (logits of
-// prompt 0 after training), merged (the same of merged weights); and FOLDER/trained, the adapter after training.
+// prompt 0 after training), merged (the same of merged weights), tied (the same with start_tied); FOLDER/trained, the
+// adapter after training, and FOLDER/tied, start_tied as it was read.
 #include <fmt/format.h>
 #include <torch/torch.h>
 
@@ -79,6 +81,16 @@ void finetune(const train::LlamaFiles& files, const state::StoredTensors& given,
   found.emplace_back("merged", model->forward(prompt)[0]);
 }
 
+void read_tied(const train::LlamaFiles& files, const state::StoredTensors& given, const std::filesystem::path& folder,
+               Named& found) {
+  const at::NoGradGuard no_grad;
+  models::Llama model = files.load(train::BaseWeights::Fp32);
+  train::load_adapter(*model, folder / "start_tied");
+  model->eval();
+  found.emplace_back("tied", model->forward(given.at("tokens.0").read().unsqueeze(0))[0]);
+  train::save_adapter(*model, "SmolLM2-135M", folder / "tied");
+}
+
 }  // namespace
 }  // namespace snug
 
@@ -94,6 +106,7 @@ int main(int argc, char** argv) {
     snug::Named found;
     snug::infer(*files, given, found);
     snug::finetune(*files, given, folder, found);
+    snug::read_tied(*files, given, folder, found);
     snug::state::write_safetensors(folder / "found.safetensors", {found.begin(), found.end()});
   } catch (const std::exception& error) {
     fmt::print(stderr, "smollm2_run: {}\n", error.what());

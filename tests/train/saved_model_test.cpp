@@ -73,7 +73,7 @@ TEST(SavedModel, CarriesOverWhatTransformersReadsBesideTheWeights) {
 TEST(SavedModel, CarriesNoFileFromOutsideOfTheModelsFolder) {
   const fs::path folder = scratch("saved_model/links");
   const Config config = whole_model(folder);
-  write_text(folder / "secret", "password");
+  write_text(folder / "secret", R"({"password": 1})");
   const fs::path link = folder / "base" / "tokenizer_config.json";
   fs::create_symlink("../secret", link);
   const Experiment experiment(config);
@@ -236,6 +236,62 @@ TEST(SavedAdapter, OfGpt2SaysThatItsWeightsAreTransposed) {
   load_adapter(*again, folder);
   const at::Tensor tokens = torch::arange(12).view({2, 6});
   EXPECT_TRUE(at::equal(again->forward(tokens), model->forward(tokens)));
+}
+
+TEST(SavedAdapter, OfATiedEmbeddingHasTheOutputProjectionAsPeftStoresIt) {
+  const fs::path folder = scratch("saved_model/tied");
+  const at::NoGradGuard no_grad;
+  const models::LlamaOptions tiny{.layers = 1,
+                                  .width = 32,
+                                  .inner_width = 64,
+                                  .heads = 2,
+                                  .key_heads = 1,
+                                  .vocabulary = 64,
+                                  .sequence = 16,
+                                  .rotary = {.width = 16},
+                                  .tied = true};
+  const auto make = [&] {
+    torch::manual_seed(1);
+    return models::Llama(tiny);
+  };
+  models::Llama model = make();
+  add_lora(*model, {.targets = {"q_proj"}, .modules_to_save = {"embed_tokens"}, .rank = 2});
+  for (const auto& [name, parameter] : models::lora_parameters(*model)) at::Tensor(parameter).normal_();
+  for (const auto& [name, parameter] : models::whole_modules(*model)) at::Tensor(parameter).normal_();
+  save_adapter(*model, "tiny-llama", folder);
+  auto config = nlohmann::json::parse(read_text(folder / "adapter_config.json"));
+  EXPECT_EQ(config["ensure_weight_tying"], true);
+  auto stored = state::open_safetensors(folder / "adapter_model.safetensors").tensors;
+  const std::string head = "base_model.model.lm_head.weight", embedding = "base_model.model.model.embed_tokens.weight";
+  EXPECT_TRUE(at::equal(stored.at(head).read(), stored.at(embedding).read()));
+
+  const at::Tensor tokens = torch::arange(12).view({2, 6});
+  const auto loads = [&] {
+    models::Llama again = make();
+    load_adapter(*again, folder);
+    return at::equal(again->forward(tokens), model->forward(tokens));
+  };
+  EXPECT_TRUE(loads());
+  const auto rewrite = [&](const char* key, const nlohmann::json& value) {
+    config[key] = value;
+    write_text(folder / "adapter_config.json", config.dump());
+  };
+  rewrite("modules_to_save", {"embed_tokens", "model.embed_tokens"});  // as PEFT names the module that it found itself
+  EXPECT_TRUE(loads());
+  rewrite("modules_to_save", {"lm_head", "model.embed_tokens"});
+  EXPECT_TRUE(loads());
+
+  // Trained apart, or changed.
+  rewrite("ensure_weight_tying", false);
+  EXPECT_THAT(snug::testing::fault([&] { loads(); }), HasSubstr("ensure_weight_tying=True"));
+  rewrite("ensure_weight_tying", true);
+  state::NamedTensors changed;
+  for (const auto& [name, tensor] : stored) changed.emplace_back(name, tensor.read().clone());
+  for (auto& [name, tensor] : changed) {
+    if (name == head) tensor.add_(1);
+  }
+  state::write_safetensors(folder / "adapter_model.safetensors", {changed.begin(), changed.end()}, {{"format", "pt"}});
+  EXPECT_THAT(snug::testing::fault([&] { loads(); }), HasSubstr("its two matrices differ"));
 }
 
 }  // namespace
