@@ -49,6 +49,20 @@ models::RotaryScaling scaling_of(const GgufFields& metadata, const state::Gguf& 
   metadata.refuse(kKind, "one of \"none\", \"linear\", \"yarn\"");
 }
 
+/// As wide as keys are, and all of it is rotated. Mistral-Nemo's is not the model's width over its heads.
+std::int64_t head_width_of(const GgufFields& metadata, std::int64_t usual) {
+  constexpr const char* kRotated = "llama.rope.dimension_count";
+  constexpr const char* kValues = "llama.attention.value_length";
+  const auto keys = metadata.find<std::int64_t>("llama.attention.key_length", kGgufCount);
+  const auto rotated = metadata.find<std::int64_t>(kRotated, kGgufCount);
+  const std::int64_t width = keys ? *keys : rotated.value_or(usual);
+  if (rotated && *rotated != width)
+    metadata.refuse(kRotated, fmt::format("{}, which is llama.attention.key_length", width));
+  if (metadata.optional(kValues, width, kGgufCount) != width)
+    metadata.refuse(kValues, fmt::format("{}, as keys have it", width));
+  return width;
+}
+
 }  // namespace
 
 models::LlamaOptions llama_options_of_gguf(const state::Gguf& gguf, const GgufFields& metadata) {
@@ -56,6 +70,10 @@ models::LlamaOptions llama_options_of_gguf(const state::Gguf& gguf, const GgufFi
   if (metadata.required<std::string>(kArchitecture) != "llama") metadata.refuse(kArchitecture, "\"llama\"");
   const auto count = [&](const char* key) { return metadata.required<std::int64_t>(key, kGgufCount); };
   models::LlamaOptions o;
+  // Mixtral's files call themselves "llama", too.
+  constexpr const char* kExperts = "llama.expert_count";
+  if (metadata.optional(kExperts, std::int64_t{0}) != 0)
+    metadata.refuse(kExperts, "0: mixtures of experts are not known");
   o.layers = count("llama.block_count");
   o.width = count("llama.embedding_length");
   o.inner_width = count("llama.feed_forward_length");
@@ -63,7 +81,7 @@ models::LlamaOptions llama_options_of_gguf(const state::Gguf& gguf, const GgufFi
   o.key_heads = metadata.optional("llama.attention.head_count_kv", o.heads, kGgufCount);
   o.sequence = count("llama.context_length");
   o.norm_epsilon = metadata.optional("llama.attention.layer_norm_rms_epsilon", 1e-5, kNotNegative);
-  o.rotary.width = metadata.optional("llama.rope.dimension_count", o.width / o.heads, kGgufCount);
+  o.rotary.width = head_width_of(metadata, o.width / o.heads);
   o.rotary.base = metadata.optional("llama.rope.freq_base", 10000.0, kPositive);
   o.rotary.scaling = scaling_of(metadata, gguf, o.sequence);
   const auto embedding = gguf.tensors.find("token_embd.weight");

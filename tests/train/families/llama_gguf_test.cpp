@@ -39,6 +39,29 @@ TEST(LlamaGguf, KeysThatAreNotThereHaveDefaults) {
   EXPECT_TRUE(std::holds_alternative<models::NoScaling>(o.rotary.scaling));
 }
 
+TEST(LlamaGguf, AHeadIsAsWideAsItsKeys) {
+  const char *const keys = "llama.attention.key_length", *const rotated = "llama.rope.dimension_count";
+  EXPECT_EQ(options({{keys, integer(16)}}).rotary.width, 16);
+  EXPECT_EQ(options({{keys, integer(16)}, {rotated, integer(16)}}).rotary.width, 16);
+  EXPECT_EQ(options({{rotated, integer(16)}}).rotary.width, 16);
+  EXPECT_THAT(fault([&] {
+                (void)options({{keys, integer(16)}, {rotated, integer(8)}});
+              }),
+              HasSubstr("llama.rope.dimension_count is 8; it must be 16, which is llama.attention.key_length"));
+  EXPECT_THAT(fault([] {
+                (void)options({{"llama.attention.value_length", integer(4)}});
+              }),
+              HasSubstr("value_length is 4; it must be 8, as keys have it"));
+}
+
+TEST(LlamaGguf, MixturesOfExpertsAreRefusedByName) {
+  EXPECT_THAT(fault([] {
+                (void)options({{"llama.expert_count", integer(8)}});
+              }),
+              HasSubstr("llama.expert_count is 8; it must be 0: mixtures of experts are not known"));
+  EXPECT_EQ(options({{"llama.expert_count", integer(0)}}).layers, 2);
+}
+
 TEST(LlamaGguf, NumbersMayBeIntegersToo) {
   EXPECT_EQ(options({{"llama.rope.freq_base", integer(500000)}}).rotary.base, 500000);
   EXPECT_EQ(options({{"llama.rope.freq_base", 500000.0}}).rotary.base, 500000);
