@@ -91,9 +91,9 @@ std::vector<const Knob*> usable(const Config& config) {
   return usable;
 }
 
-/// Those that change nothing of the step, and were not tried: some are named for nothing.
-void add_inapplicable(Chosen& chosen, const std::vector<const Knob*>& all, report::Progress& progress) {
-  for (const Knob* knob : all) {
+/// Those that the configuration names, change nothing of the step, and were not tried.
+void add_inapplicable(Chosen& chosen, report::Progress& progress) {
+  for (const Knob* knob : allowed_knobs(chosen.config.memory.allow)) {
     if (std::ranges::find(chosen.choices, knob, &Choice::knob) != chosen.choices.end()) continue;
     if (knob->turned(chosen.config)) continue;
     const std::string why = "it changes nothing here: " + knob->why_not(chosen.config);
@@ -119,7 +119,7 @@ Chosen choose(const Config& config, report::Progress& progress) {
   const std::vector<const Knob*> all = usable(config);
   if (all.empty() || !config.memory.budget) return chosen;
   if (std::ranges::none_of(all, [&](const Knob* knob) { return knob->turned(config).has_value(); })) {
-    add_inapplicable(chosen, all, progress);
+    add_inapplicable(chosen, progress);
     return chosen;
   }
   progress.note("choosing: recording the step as it is");
@@ -155,7 +155,7 @@ Chosen choose(const Config& config, report::Progress& progress) {
     }
     break;
   }
-  add_inapplicable(chosen, all, progress);
+  add_inapplicable(chosen, progress);
   return chosen;
 }
 

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -232,6 +233,22 @@ TEST(Choose, ARunThatGoesOnLeavesWhatChangesNoBitWhereItDoesNotApplyAnyMore) {
   config.train.detect_anomaly = false;
   config.optimizer.clip_norm = 1;
   EXPECT_FALSE(adopt_choices(config, before).optimizer.in_backward);
+}
+
+TEST(Choose, SaysNothingOfWhatNobodyHasNamed) {
+  Config config = with_large_vocabulary("unnamed");
+  config.train.validation_batches = 0;
+  config.optimizer.clip_norm = 0;  // so that in_backward is tried, too, which needs no name
+  Config in_parts = config, in_backward = config;
+  in_parts.train.accumulate = 2;
+  in_backward.optimizer.in_backward = true;
+  const Bytes fits = floor_of(in_parts), does_not = std::min(floor_of(config), floor_of(in_backward));
+  ASSERT_LT(fits, does_not);
+  config.memory.budget = (fits + does_not) / 2;
+  config.memory.allow = "micro_batch";
+  const Chosen chosen = choose(config, silent());
+  EXPECT_EQ(taken(chosen), std::vector<std::string>{"micro_batch"});
+  for (const Choice& choice : chosen.choices) EXPECT_THAT(choice.why_not, Not(HasSubstr("changes nothing here")));
 }
 
 TEST(Choose, SaysWhichNamesChangeNothing) {
