@@ -26,6 +26,12 @@ Config with_activations(const std::string& activations) {
   return config;
 }
 
+#ifdef __SANITIZE_ADDRESS__
+constexpr bool kCodecsAreSlow = true;  // they are instrumented, and LibTorch's operators are not: no plan may use them
+#else
+constexpr bool kCodecsAreSlow = false;
+#endif
+
 /// Whether a codec or a replay is quicker is measured; each time anew, until a codec is.
 VerifyResult verified_lossy(Config config) {
   report::Progress silent = report::Progress::silent();
@@ -49,6 +55,7 @@ TEST_F(LossyActivations, ChangeGradientsByLittleAndNothingElse) {
     Config config = with_activations(activations);
     set_key(config, "memory.budget=75%");
     const VerifyResult result = verified_lossy(config);
+    if (kCodecsAreSlow && result.lossy == 0) GTEST_SKIP() << activations << " would take longer than replays";
     EXPECT_GT(result.lossy, 0) << activations;
     EXPECT_GT(result.gradient_error_of_all, 0) << activations;
     EXPECT_LT(result.gradient_error_of_all, activations[0] == 'b' ? 0.01 : 0.3) << activations;
@@ -76,7 +83,9 @@ TEST_F(LossyActivations, AreNotMeasuredWhereNoGradientsAreLeft) {
   config.optimizer.clip_norm = 0;
   set_key(config, "memory.budget=75%");
   const VerifyResult result = verified_lossy(config);
-  EXPECT_GT(result.lossy, 0);
+  if (!kCodecsAreSlow) {
+    EXPECT_GT(result.lossy, 0);
+  }
   EXPECT_TRUE(result.gradient_error.empty());
   EXPECT_FALSE(to_json(result).contains("gradient_error"));
 }

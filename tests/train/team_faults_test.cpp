@@ -66,7 +66,11 @@ Config in_layout(const fs::path& folder, const ParallelConfig& parallel) {
   config.train.steps = kSteps;
   config.state.every = 1;
   config.parallel = parallel;
+#ifdef __SANITIZE_ADDRESS__
+  config.parallel.timeout = 60;
+#else
   config.parallel.timeout = 6;  // a busy machine is no failure
+#endif
   if (parallel.pipeline > 1) config.train.accumulate = 2;
   return config;
 }
