@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "snug/parallel/c10d_group.h"
+#include "snug/parallel/meeting.h"
 #include "snug/parallel/roll_call.h"
 #include "snug/parallel/through_host.h"
 #include "snug/parallel/world.h"
@@ -78,10 +79,7 @@ class C10dWorld final : public World {
     meeting.timeout = timeout_;
     meeting.useLibUV = false;
     const auto store = c10::make_intrusive<c10d::TCPStore>(launched.host, meeting);
-    // What an attempt before has left there, or these processes when they met before, is not this meeting's.
-    const std::string attempt = fmt::format("snug/{}", launched.host_waits ? 0 : launched.attempt);
-    const std::int64_t met = store->add(fmt::format("{}/met/{}", attempt, launched.rank), 1);
-    store_ = c10::make_intrusive<c10d::PrefixStore>(fmt::format("{}/{}", attempt, met), store);
+    store_ = c10::make_intrusive<c10d::PrefixStore>(meet_at(*store, launched.rank, launched.size, timeout_), store);
     constexpr std::chrono::milliseconds kPatience{3000};
     roll_ = std::make_shared<RollCall>(store_, launched.rank, std::min(kPatience, timeout_ / 4));
     all_ = make(everybody(), launched.rank);

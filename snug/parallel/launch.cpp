@@ -89,7 +89,6 @@ Launched by_torchrun(const Environment& environment) {
   Launched found = read(reader, kTorchrun);
   found.host = reader.needed_text("MASTER_ADDR");
   found.port = reader.needed_number("MASTER_PORT", 1, 65536);
-  found.attempt = reader.number("TORCHELASTIC_RESTART_COUNT", 0, kMost).value_or(0);
   found.host_waits = reader.text("TORCHELASTIC_USE_AGENT_STORE") == "True";
   return found;
 }

@@ -14,7 +14,6 @@ struct Launched {
   int local_size = 1;       ///< of those, as far as the launcher says; more than local_rank
   std::string host;         ///< where they meet: a machine of theirs,
   int port = 0;             ///< and a port of it
-  int attempt = 0;          ///< how often they have been started again
   bool host_waits = false;  ///< the launcher itself waits there, and not the process of rank 0
   std::string launcher;     ///< "torchrun", "srun", "mpirun"
 

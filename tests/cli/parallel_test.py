@@ -5,8 +5,10 @@ Usage: parallel_test.py SNUG SOURCE_DIR [unittest arguments]
 import json
 import os
 import pathlib
+import subprocess
+import sys
 
-from command import SOURCE, Command, main, run, run_together
+from command import SNUG, SOURCE, Command, main, run, run_together
 
 # The same for one process and for several: sums are divided among threads.
 ALIKE = ("--set", "train.threads=1")
@@ -211,6 +213,42 @@ class Together(Command):
     def test_parts_need_other_processes(self):
         alone = run("train", self.config, "--set", "parallel.pipeline=4", "--set", "train.accumulate=4")
         self.assert_refused(alone, 2, "parallel.pipeline = 4", "alone", "--nproc-per-node 4")
+
+    def test_goes_on_where_torchrun_starts_it_again(self):
+        python = next((p for p in (sys.executable, SOURCE / ".venv" / "bin" / "python") if subprocess.run(
+            [p, "-c", "import torch.distributed.run"], capture_output=True).returncode == 0), None)
+        if python is None:
+            self.skipTest("no Python here has torchrun")
+        script = self.folder / "killed.sh"
+        state = self.folder / "again" / "state"
+        # One dies before they have met, then one in the midst of the run.
+        script.write_text(f'''
+echo "$TORCHELASTIC_RESTART_COUNT" >> {self.folder}/starts.$RANK
+case "$TORCHELASTIC_RESTART_COUNT/$RANK" in
+  0/1) exit 1 ;;
+  1/1) "$@" & until ls {state} 2> /dev/null | grep -q step-; do sleep 0.01; done
+       kill -9 $!; wait $!; exit 1 ;;
+esac
+exec "$@"
+''')
+        train = ("train", self.config, *ALIKE, "--set", "train.steps=100", "--set", "state.every=1")
+        again = subprocess.run(
+            [python, "-m", "torch.distributed.run", "--standalone", "--no-python", "--nproc-per-node", "2",
+             "--max-restarts", "3", "--monitor-interval", "0.1", "sh", script, SNUG, *map(str, train), "--resume",
+             "--set", f"output.folder={self.folder / 'again'}"], capture_output=True, text=True, timeout=300)
+        self.assertEqual(again.returncode, 0, again.stderr)
+        for rank in (0, 1):
+            self.assertEqual((self.folder / f"starts.{rank}").read_text().split(), ["0", "1", "2"])
+        whole = run_together(2, *train, "--set", f"output.folder={self.folder / 'whole'}")
+        self.assertEqual([r.returncode for r in whole], [0, 0], whole[0].stderr + whole[1].stderr)
+        by_step = {line["step"]: line["loss"] for line in map(
+            json.loads, (self.folder / "again" / "metrics.jsonl").read_text().splitlines()) if "step" in line}
+        self.assertEqual([by_step[step] for step in range(1, 101)], [loss for loss, _ in self.lines("whole")])
+        self.assertIn("resuming after", again.stderr)
+        newest = "step-0000000100"
+        ours, theirs = ((self.folder / name / "state" / newest / "weights.safetensors").read_bytes()
+                        for name in ("again", "whole"))
+        self.assertEqual(ours, theirs)
 
     def test_a_loss_scale_falls_in_all(self):
         scaled = ("--set", "precision.compute=fp16", "--set", "precision.init_scale=1e9", *ALIKE)
