@@ -1,28 +1,36 @@
 #include "snug/parallel/roll_call.h"
 
+#include <c10/util/Exception.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <algorithm>
 #include <chrono>
-#include <exception>
 #include <future>
-#include <map>
+#include <span>
+#include <sstream>
 #include <thread>
 #include <utility>
+
+#include "snug/base/hash.h"
 
 namespace snug::parallel {
 namespace {
 
-using namespace std::chrono_literals;
-
-constexpr auto kPause = 50ms;
-
+/// Of a process that has noticed the failure. A process that has noticed, or has left, is not waited for.
 std::string noticed_key(int rank) { return fmt::format("roll/noticed/{}", rank); }
-std::string left_key(int rank) { return fmt::format("roll/left/{}", rank); }
+std::string present_key(int rank) { return fmt::format("roll/present/{}", rank); }
 std::string doing_key(int rank) { return fmt::format("roll/doing/{}", rank); }
+/// Of who asks for all that are in a group, and of what that one found. A group may have a thousand ranks.
+std::string group_key(std::string_view what, const std::vector<int>& ranks) {
+  return fmt::format("roll/{}/{}", what, hash_128(std::as_bytes(std::span(ranks))));
+}
 
 std::vector<std::uint8_t> bytes_of(std::string_view text) { return {text.begin(), text.end()}; }
+
+std::string text_of(c10d::Store& store, const std::string& key) {
+  const std::vector<std::uint8_t> bytes = store.get(key);
+  return {bytes.begin(), bytes.end()};
+}
 
 /// What is asked of the store, which may be one that answers no more: apart, to be left behind; "" then, and where it
 /// fails.
@@ -40,32 +48,53 @@ std::string within(std::chrono::milliseconds patience, Ask ask) {
   return answer.wait_for(patience) == std::future_status::ready ? answer.get() : std::string();
 }
 
-/// With what it said last that it does.
-std::string described(c10d::Store& store, int rank) {
-  if (!store.check({doing_key(rank)})) return fmt::format("{}", rank);
-  const std::vector<std::uint8_t> doing = store.get(doing_key(rank));
-  return fmt::format("{} ({})", rank, std::string(doing.begin(), doing.end()));
+/// By rank, with what it said last that it does: a line each.
+std::string absent_of(c10d::Store& store, const std::vector<int>& ranks, std::chrono::milliseconds patience) {
+  std::vector<std::string> present;
+  for (const int rank : ranks) present.push_back(present_key(rank));
+  try {
+    store.wait(present, patience);
+  } catch (const c10::DistStoreError&) {  // NOLINT(bugprone-empty-catch): the time is over
+  }
+  std::string lines;
+  for (const int rank : ranks) {
+    if (store.check({noticed_key(rank)})) continue;
+    const bool has_said = store.check({doing_key(rank)});
+    lines += fmt::format("{} {}\n", rank, has_said ? text_of(store, doing_key(rank)) : std::string());
+  }
+  return lines;
 }
 
-std::string call(c10d::Store& store, int own, const std::vector<int>& ranks, std::chrono::milliseconds patience) {
-  store.set(noticed_key(own), bytes_of("1"));
-  std::map<int, std::string> absent;
-  for (const int rank : ranks) absent.emplace(rank, described(store, rank));
-  try {
-    const auto until = std::chrono::steady_clock::now() + patience;
-    const auto is_awaited = [&](const auto& one) { return !store.check({left_key(one.first)}); };
-    for (;;) {
-      std::erase_if(absent, [&](const auto& one) { return store.check({noticed_key(one.first)}); });
-      if (std::ranges::none_of(absent, is_awaited) || std::chrono::steady_clock::now() > until) break;
-      std::this_thread::sleep_for(kPause);
-    }
-  } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): the store's process has noticed, and is gone
-  }
+std::string described(const std::string& lines, int own) {
   std::vector<std::string> each;
-  for (const auto& [rank, what] : absent) each.push_back(what);
+  std::istringstream in(lines);
+  for (std::string line; std::getline(in, line);) {
+    const std::size_t blank = line.find(' ');
+    const std::string rank = line.substr(0, blank), doing = line.substr(blank + 1);
+    // One that comes late may have been given up.
+    if (rank == std::to_string(own)) continue;
+    each.push_back(doing.empty() ? rank : fmt::format("{} ({})", rank, doing));
+  }
   if (each.empty()) return {};
   return each.size() == 1 ? fmt::format("the process of rank {} has", each.front())
                           : fmt::format("the processes of ranks {} have", fmt::join(each, ", "));
+}
+
+/// The first that notices finds out who is missing; the others wait for what it finds, so that a thousand of them do
+/// not ask for all of each other.
+std::string call(c10d::Store& store, int own, const std::vector<int>& ranks, std::chrono::milliseconds patience) {
+  store.set(noticed_key(own), bytes_of("1"));
+  store.set(present_key(own), bytes_of("1"));
+  const std::string found = group_key("found", ranks);
+  const std::vector<std::uint8_t> me = bytes_of(std::to_string(own));
+  if (store.compareSet(group_key("asks", ranks), {}, me) == me) {
+    const std::string lines = absent_of(store, ranks, patience);
+    store.set(found, bytes_of(lines));
+    // Read back: set() does not wait, and this process may end, and the store with it.
+    return described(text_of(store, found), own);
+  }
+  store.wait({found}, patience + patience / 2);
+  return described(text_of(store, found), own);
 }
 
 }  // namespace
@@ -80,7 +109,7 @@ void RollCall::doing(std::string_view what) const noexcept {
 void RollCall::leave() const noexcept {
   try {
     (void)within(patience_, [store = store_, own = rank_] {
-      store->set(left_key(own), bytes_of("1"));
+      store->set(present_key(own), bytes_of("1"));
       return std::string();
     });
   } catch (...) {  // NOLINT(bugprone-empty-catch): others find out by themselves

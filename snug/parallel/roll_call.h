@@ -12,7 +12,8 @@
 namespace snug::parallel {
 
 /// Finds out who is missing when a collective has failed: who notices says so at the store where all have met, and
-/// those that have not said so some seconds later have ended, hang, or have not come to it yet.
+/// those that have not said so some seconds later have ended, hang, or have not come to it yet. The first that
+/// notices asks for all of them, and tells the others: a few messages to the store for each process.
 class RollCall {
  public:
   /// `patience`: with those that have not said so.
