@@ -6,6 +6,7 @@
 #include "snug/base/read_at.h"
 #include "snug/cli/command.h"
 #include "snug/memory/device_memory.h"
+#include "snug/train/language_model.h"
 
 namespace snug::cli {
 namespace {
@@ -81,6 +82,7 @@ train::Config unchecked_configuration(const ConfigOptions& options) {
   for (const std::string& setting : options.settings) train::set_key(config, setting);
   if (options.budget) config.memory.budget = options.budget;
   if (options.device) config.train.device = *options.device;
+  train::take_kind_of_files(config);
   return config;
 }
 

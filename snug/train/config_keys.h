@@ -49,7 +49,8 @@ void visit_keys(AnyConfig& c, Visit&& to) {
     }
   };
 
-  fixed("model", "kind", c.model.kind, "architecture", NameOf{family_names});
+  fixed("model", "kind", c.model.kind, "architecture; with model.path by default that of its files",
+        NameOf{family_names});
   fixed("model", "blocks", c.model.blocks, "transformer blocks", Range{1, 65536}, kNewModel);
   fixed("model", "width", c.model.width, "features per token, a multiple of heads", Range{1, 262144}, kNewModel);
   fixed("model", "heads", c.model.heads, "attention heads per block", Range{1, 65536}, kNewModel);

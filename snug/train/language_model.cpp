@@ -105,6 +105,11 @@ models::VocabularyLoss vocabulary_loss(const ModelConfig& model) {
   return std::holds_alternative<models::TiledLoss>(usual) ? tile : usual;
 }
 
+void take_kind_of_files(Config& config) {
+  if (config.model.path.empty() || config.given.contains("model.kind")) return;
+  config.model.kind = family_of(ModelFiles(config.model.path)).name;
+}
+
 std::unique_ptr<const Pretrained> open_pretrained(const Config& config) {
   const ModelConfig& m = config.model;
   if (m.path.empty()) return nullptr;

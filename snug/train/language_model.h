@@ -76,6 +76,10 @@ class LanguageModel {
 /// What model.loss asks for.
 models::VocabularyLoss vocabulary_loss(const ModelConfig& model);
 
+/// Sets model.kind to what the files of model.path are, where there are any and the user has named no kind. Throws
+/// UsageError for files that cannot be read, or of a kind that is not known.
+void take_kind_of_files(Config& config);
+
 /// The files of model.path; null when the configuration names none. Throws UsageError when they are of another kind
 /// than model.kind, and as Pretrained says.
 std::unique_ptr<const Pretrained> open_pretrained(const Config& config);

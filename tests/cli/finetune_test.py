@@ -10,7 +10,6 @@ from command import SNUG, SOURCE, Command, main, run, run_shell, started, wait_f
 TINY = SOURCE / "tests" / "train"
 CONFIG = """
 [model]
-kind = "llama"
 path = "{model}"
 sequence = 48
 [lora]

@@ -203,8 +203,16 @@ TEST(Pretrained, IsOfTheFamilyThatItsFilesName) {
   config.model.path = kHere / "tiny";
   EXPECT_THAT(error_of([&] { (void)open_pretrained(config); }),
               HasSubstr("is of the kind \"llama\", and model.kind is \"gpt\"; set it to \"llama\""));
-  config.model.kind = "llama";
+  take_kind_of_files(config);
+  EXPECT_EQ(config.model.kind, "llama");
   EXPECT_EQ(open_pretrained(config)->vocabulary(), 300);
+
+  set_key(config, "model.kind=gpt2");
+  take_kind_of_files(config);
+  EXPECT_EQ(config.model.kind, "gpt2") << "which was named, and open_pretrained() refuses";
+  Config without;
+  take_kind_of_files(without);
+  EXPECT_EQ(without.model.kind, Config{}.model.kind);
 }
 
 TEST(Pretrained, WhatCannotBeIsRefused) {
