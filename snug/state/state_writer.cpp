@@ -79,10 +79,9 @@ bool is_dead(pid_t process) { return ::kill(process, 0) != 0 && errno == ESRCH; 
 /// A state that is being written; removed by the destructor unless it was finished.
 class StateWriter::Unfinished {
  public:
-  Unfinished(const fs::path& folder, std::int64_t step, std::optional<double> metric)
+  Unfinished(const fs::path& folder, std::int64_t step)
       : final_(folder / state_name(step)), path_(final_.string() + kUnfinished + std::to_string(::getpid())) {
     manifest_.step = step;
-    manifest_.metric = metric;
     std::error_code error;
     fs::remove_all(path_, error);
     if (!fs::create_directory(path_, error)) fail(path_, "it cannot be made", error);
@@ -178,10 +177,10 @@ void StateWriter::wait() {
   if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
 }
 
-void StateWriter::write(const TrainingState& state, std::int64_t step, std::optional<double> metric,
-                        const std::map<std::string, std::string>& texts, Bytes room) {
+void StateWriter::write(const TrainingState& state, std::int64_t step, const std::map<std::string, std::string>& texts,
+                        Bytes room) {
   wait();
-  auto unfinished = std::make_shared<Unfinished>(folder_, step, metric);
+  auto unfinished = std::make_shared<Unfinished>(folder_, step);
   unfinished->add_text(kValues, state.values().dump(2) + "\n");
   for (const auto& [file, text] : texts) unfinished->add_text(file, text);
   for (const auto& [name, tensors] : state.divided()) unfinished->add(name, tensors.all);
@@ -219,6 +218,19 @@ void StateWriter::write(const TrainingState& state, std::int64_t step, std::opti
     copies.clear();
     unfinished.reset();
   });
+}
+
+void StateWriter::set_metric(std::int64_t step, double metric) {
+  wait();
+  const fs::path path = folder_ / state_name(step) / kManifest;
+  try {
+    Manifest manifest = parse_manifest(read_text(path), path.string());
+    manifest.metric = metric;
+    write_text(path, format_manifest(manifest));
+  } catch (const std::system_error& error) {
+    fail(path, "the metric cannot be noted", error.code());
+  }
+  prune(step);
 }
 
 void StateWriter::remove_abandoned() const {

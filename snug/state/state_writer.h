@@ -39,8 +39,12 @@ class StateWriter {
   /// budget until they are written; what finds no room after all is written at once. A state of the same step is
   /// replaced. Waits for the write before, and throws what that failed with, or its own failure: Error, with the
   /// system's reason. The states that were there stay.
-  void write(const TrainingState& state, std::int64_t step, std::optional<double> metric = std::nullopt,
-             const std::map<std::string, std::string>& texts = {}, Bytes room = 0);
+  void write(const TrainingState& state, std::int64_t step, const std::map<std::string, std::string>& texts = {},
+             Bytes room = 0);
+
+  /// Notes the metric of the state of `step`, which is there, and removes states that are no longer among the last or
+  /// the best. Waits for the write before. Throws Error as write() does; the state is then as it was.
+  void set_metric(std::int64_t step, double metric);
 
   /// Waits for what is being written. Throws Error when that failed.
   void wait();

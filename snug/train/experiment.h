@@ -133,6 +133,7 @@ class Experiment {
   /// Enabled where losses are scaled: in fp16.
   [[nodiscard]] optim::GradScaler& scaler() noexcept { return scaler_; }
   [[nodiscard]] std::int64_t tokens_per_step() const { return task_.units_per_step(); }
+  [[nodiscard]] double steps_per_epoch() const { return task_.steps_per_epoch(); }
 
  private:
   /// What this process of a team has of the model, and adds up with others.

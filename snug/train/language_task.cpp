@@ -107,6 +107,13 @@ data::Batch LanguageTask::train_batch(std::int64_t step) const {
   return std::visit([&](const auto& dataset) { return dataset.train_batch(step); }, dataset_);
 }
 
+double LanguageTask::steps_per_epoch() const {
+  const auto* const text = std::get_if<data::TextDataset>(&dataset_);
+  const std::int64_t samples =
+      text != nullptr ? text->train_windows() : std::get<data::PackedDataset>(dataset_).rows();
+  return static_cast<double>(samples) / static_cast<double>(batch_);
+}
+
 std::int64_t LanguageTask::validation_batches() const {
   const auto* const text = std::get_if<data::TextDataset>(&dataset_);
   if (text == nullptr || text->validation_windows() == 0) return 0;

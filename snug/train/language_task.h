@@ -30,6 +30,7 @@ class LanguageTask final : public Task {
   [[nodiscard]] std::int64_t validation_batches() const override;
   [[nodiscard]] data::Batch validation_batch(std::int64_t i) const override;
   [[nodiscard]] std::int64_t units_per_step() const override { return tokens_per_step_; }
+  [[nodiscard]] double steps_per_epoch() const override;
   [[nodiscard]] const std::string& fingerprint() const override { return fingerprint_; }
   [[nodiscard]] const std::vector<std::string>& notes() const override { return notes_; }
 

@@ -225,13 +225,12 @@ void RunState::restore_own_random() {
   record::restore({experiment_.generator(), bytes_of(file.root().as<std::string>())});
 }
 
-void RunState::save(std::int64_t step, std::optional<double> metric, const std::string& plan, Bytes room,
-                    report::Progress& progress, Others others) {
+void RunState::save(std::int64_t step, const std::string& plan, Bytes room, report::Progress& progress, Others others) {
   const auto by_first = [&] {
     wait();
     if (failure_) progress.note(*failure_);  // of the state before; this one may be luckier
     try {
-      write(step, metric, plan, room);
+      write(step, plan, room);
       failure_.reset();
       ++saved_;
     } catch (const parallel::GroupFailed&) {
@@ -249,12 +248,25 @@ void RunState::save(std::int64_t step, std::optional<double> metric, const std::
   }
 }
 
-void RunState::write(std::int64_t step, std::optional<double> metric, const std::string& plan, Bytes room) {
-  if (!writer_) {
-    const StateConfig& c = experiment_.config().state;
-    writer_.emplace(folder_, state::Retention{.last = c.last, .best = c.best});
+void RunState::set_metric(std::int64_t step, double loss) {
+  wait();
+  if (failure_) return;  // there is no such state
+  try {
+    writer().set_metric(step, loss);
+  } catch (const Error& error) {
+    failure_ = error.what();
   }
-  writer_->write(state_, step, metric, {{"plan.json", plan}},
+}
+
+std::optional<double> RunState::metric_found() const { return found_ ? found_->manifest.metric : std::nullopt; }
+
+state::StateWriter& RunState::writer() {
+  const StateConfig& c = experiment_.config().state;
+  return writer_ ? *writer_ : writer_.emplace(folder_, state::Retention{.last = c.last, .best = c.best});
+}
+
+void RunState::write(std::int64_t step, const std::string& plan, Bytes room) {
+  writer().write(state_, step, {{"plan.json", plan}},
                  experiment_.config().state.write == StateWrite::Background ? room : 0);
   most_copied_ = std::max(most_copied_, writer_->copied());
 }

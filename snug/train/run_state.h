@@ -43,8 +43,12 @@ class RunState {
   /// one writes; the others send it their shards and wait until it is done, longer than the timeout of collectives if
   /// necessary. With MayBeGone the first process calls it alone, which a state in shards does not allow.
   enum class Others : std::uint8_t { Wait, MayBeGone };
-  void save(std::int64_t step, std::optional<double> metric, const std::string& plan, Bytes room,
-            report::Progress& progress, Others others);
+  void save(std::int64_t step, const std::string& plan, Bytes room, report::Progress& progress, Others others);
+  /// Notes the validation loss in the state of `step`, which was saved last or is the one that the run goes on from.
+  /// For the process that writes. Failures are told as those of save() are.
+  void set_metric(std::int64_t step, double loss);
+  /// The same of the state that was found.
+  [[nodiscard]] std::optional<double> metric_found() const;
 
   /// Waits for what is being written.
   void wait();
@@ -66,7 +70,8 @@ class RunState {
  private:
   [[nodiscard]] state::NamedTensors weights() const;
   [[nodiscard]] bool has_part_of_weights() const;
-  void write(std::int64_t step, std::optional<double> metric, const std::string& plan, Bytes room);
+  state::StateWriter& writer();
+  void write(std::int64_t step, const std::string& plan, Bytes room);
   void add_loss(const char* name, std::optional<double>& loss);
   void restore_own_random();
 

@@ -14,6 +14,9 @@ struct Config;
 struct StepRecord {
   std::int64_t step = 0;   ///< the number of this one, from 1
   std::int64_t steps = 0;  ///< that the whole run has
+  std::int64_t tokens = 0;  ///< that the run has learned from, this step's among them
+  double epoch = 0;         ///< how often it has seen the data, this step's among it: 1.5 is in the second time
+  double learning_rate = 0;
   double loss = 0;
   double gradient_norm = 0;  ///< before clipping
   double seconds = 0;        ///< of the step, update included

@@ -44,6 +44,9 @@ void MetricsSink::begins(const Config& config, std::int64_t parameters) {
 
 void MetricsSink::step(const StepRecord& record) {
   nlohmann::ordered_json line = {{"step", record.step},
+                                 {"tokens", record.tokens},
+                                 {"epoch", record.epoch},
+                                 {"learning_rate", record.learning_rate},
                                  {"loss", record.loss},
                                  {"gradient_norm", record.gradient_norm},
                                  {"step_seconds", record.seconds},

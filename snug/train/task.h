@@ -32,6 +32,8 @@ class Task {
 
   /// What a step learns from, in the unit that speed is counted in: tokens.
   [[nodiscard]] virtual std::int64_t units_per_step() const = 0;
+  /// How many steps take every sample once; rarely a whole number.
+  [[nodiscard]] virtual double steps_per_epoch() const = 0;
 
   /// Of the files that decide what it is, but for what a state has, to tell when they were replaced: sizes and samples.
   [[nodiscard]] virtual const std::string& fingerprint() const = 0;

@@ -145,14 +145,13 @@ class Run {
                                            .pinned = false});
     started_ = monotonic_seconds();
     save_clock_.start();
+    // The run before ended behind its last save, and in front of the loss.
+    if (done_ == config_.train.steps && !state_.metric_found()) result_.validation_loss = validate();
     while (!is_last()) {
       const StepRecord record = run_step(batches);
       for (const auto& sink : sinks_) sink->step(record);
-      if (saves_now_ && config_.output.folder.empty())
-        progress_.note("asked to save the training state (SIGUSR1), but without output.folder nothing is saved");
-      if (saves_now_ || is_due(config_.state.every)) save();
     }
-    save();
+    save();  // where a signal came behind the last step's own
     for (const auto& sink : sinks_) sink->steps_end();
     finish_result();
     ended_ = true;
@@ -215,10 +214,12 @@ class Run {
     saves_now_ = made.saves;
     state_.random_of_team = made.random;
     if (made.overflowed) ++state_.skipped;
-    validated_.reset();
     StepRecord record;
     record.seconds = monotonic_seconds() - began;
     record.step = done_;
+    record.tokens = done_ * experiment_.tokens_per_step();
+    record.epoch = static_cast<double>(done_) / experiment_.steps_per_epoch();
+    record.learning_rate = experiment_.learning_rate(update);
     if (scales_) {
       record.loss_scale = scale;
       record.next_loss_scale = experiment_.scaler().get_scale();
@@ -238,8 +239,11 @@ class Run {
     if (!report.divergence.empty() && !std::exchange(said_so_, true))
       progress_.note(fmt::format("step {}: not the planned step, run under pressure ({})", done_, report.divergence));
     made.overflowed ? overflows_.one_more(experiment_.scaler(), done_) : overflows_.end();
-    validate();
-    record.validation_loss = validated_;
+    if (saves_now_ && config_.output.folder.empty())
+      progress_.note("asked to save the training state (SIGUSR1), but without output.folder nothing is saved");
+    // In front of the validation, which may take long, and fail.
+    if (saves_now_ || is_due(config_.state.every) || is_last()) save();
+    if (is_last() || is_due(config_.train.validate_every)) record.validation_loss = validate();
     record.peak = experiment_.memory().stats().allocated_peak;
     if (session_.plan().budget > 0) record.budget = session_.plan().budget;
     record.run_seconds = monotonic_seconds() - started_;
@@ -253,16 +257,15 @@ class Run {
     session_.verify_replays(is_asked_for ? by : memory.check_first_step ? VerifyReplay::Once : VerifyReplay::Off);
   }
 
-  /// When it is time to.
-  void validate() {
-    const std::int64_t every = config_.train.validate_every;
-    // Who sends a signal may not wait for a validation; a state of state.every has the loss of it.
+  /// The state of these steps has the loss, where there is one.
+  std::optional<double> validate() {
+    // Who sends a signal may not wait for its end.
     const auto save_if_stopped = [this] {
       if (stops()) save();
     };
-    if (saves_now_ && !is_due(config_.state.every)) save();
-    save_if_stopped();
-    if (is_last() || is_due(every)) validated_ = experiment_.validation_loss(save_if_stopped);
+    const std::optional<double> loss = experiment_.validation_loss(save_if_stopped);
+    if (loss && saves() && done_ == saved_at_) state_.set_metric(done_, *loss);
+    return loss;
   }
 
   /// Unless there is a state of these steps, or none is asked for.
@@ -275,7 +278,7 @@ class Run {
     std::string plan;
     if (saves()) plan = to_json(plan::plan_file_for(session_.graph(), session_.plan())).dump() + "\n";
     save_clock_.begin_save();
-    state_.save(done_, validated_, plan, room_beside(session_, experiment_.memory()), progress_, others);
+    state_.save(done_, plan, room_beside(session_, experiment_.memory()), progress_, others);
     save_clock_.end_save();
   }
 
@@ -311,14 +314,13 @@ class Run {
   bool scales_;  // losses
   std::vector<std::unique_ptr<Sink>> sinks_;
   Overflows overflows_;
-  std::int64_t done_;                // steps
-  std::int64_t saved_at_;            // of them, when the newest state was saved
-  std::optional<double> validated_;  // after them
-  bool whole_ = true;                // the weights are those after so many steps
-  bool ended_ = false;               // no step follows
-  bool said_so_ = false;             // that a step is not the planned one
-  bool team_stops_ = false;          // behind the last step: one of its processes was asked to
-  bool saves_now_ = false;           // the same
+  std::int64_t done_;        // steps
+  std::int64_t saved_at_;    // of them, when the newest state was saved
+  bool whole_ = true;        // the weights are those after so many steps
+  bool ended_ = false;       // no step follows
+  bool said_so_ = false;     // that a step is not the planned one
+  bool team_stops_ = false;  // behind the last step: one of its processes was asked to
+  bool saves_now_ = false;   // the same
   double started_ = 0;
 };
 

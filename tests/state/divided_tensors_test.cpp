@@ -33,7 +33,7 @@ TEST(DividedTensors, AreReadInPartsOfAnySizes) {
   TrainingState saved;
   saved.add_divided("optimizer", divided(matrix, 0, 8));
   StateWriter writer(folder);
-  writer.write(saved, 1, std::nullopt, {}, 1_GiB);
+  writer.write(saved, 1, {}, 1_GiB);
   writer.wait();
   const auto path = folder / state_name(1);
   for (const auto& [first, count] : std::vector<std::pair<std::int64_t, std::int64_t>>{{0, 24}, {5, 13}, {23, 1}}) {

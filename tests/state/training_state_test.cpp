@@ -76,7 +76,8 @@ TEST(TrainingState, ComesBackAsItWas) {
   Job run;
   run.be_at(7);
   StateWriter writer(folder);
-  writer.write(run.state, 7, 1.25, {{"config.json", "{}"}});
+  writer.write(run.state, 7, {{"config.json", "{}"}});
+  writer.set_metric(7, 1.25);
   EXPECT_THAT(names_in(folder), ElementsAre("step-0000000007"));
   EXPECT_THAT(names_in(folder / "step-0000000007"), ElementsAre("config.json", "manifest.json", "optimizer.safetensors",
                                                                 "values.json", "weights.safetensors"));
@@ -94,7 +95,10 @@ TEST(TrainingState, TheLastAndTheBestStay) {
   Job run;
   StateWriter writer(folder, {.last = 2, .best = 1});
   const std::vector<std::optional<double>> metrics{3.0, 1.0, 2.0, std::nullopt, 2.5};
-  for (std::size_t i = 0; i < metrics.size(); ++i) writer.write(run.state, static_cast<std::int64_t>(i), metrics[i]);
+  for (std::size_t i = 0; i < metrics.size(); ++i) {
+    writer.write(run.state, static_cast<std::int64_t>(i));
+    if (metrics[i]) writer.set_metric(static_cast<std::int64_t>(i), *metrics[i]);
+  }
   EXPECT_THAT(names_in(folder), ElementsAre(state_name(1), state_name(3), state_name(4)));
 }
 
@@ -138,7 +142,7 @@ TEST(TrainingState, IsWrittenInTheBackgroundAsFarAsThereIsRoomForACopy) {
   const auto& memory = memory::device_memory(c10::kCPU);
   const Bytes of_optimizer = memory.rounded(64 * 32 * 4);
   for (const Bytes room : {Bytes{0}, of_optimizer, of_optimizer + 1, Bytes{1} << 20}) {
-    writer.write(run.state, 1, std::nullopt, {}, room);
+    writer.write(run.state, 1, {}, room);
     const Bytes copied = writer.copied();
     EXPECT_LE(copied, room);
     EXPECT_EQ(copied, room == 0 ? 0 : room < Bytes{1} << 20 ? of_optimizer : 2 * of_optimizer + memory.rounded(32 * 4));
@@ -157,7 +161,7 @@ TEST(TrainingState, ACopyCountsTowardsTheBudgetUntilItIsWritten) {
   memory.reset_peak();
   const Bytes before = memory.stats().allocated;
   StateWriter writer(folder);
-  writer.write(state, 1, std::nullopt, {}, Bytes{8} << 20);
+  writer.write(state, 1, {}, Bytes{8} << 20);
   writer.wait();
   EXPECT_GE(memory.stats().allocated_peak - before, Bytes{4} << 20);
   EXPECT_LT(memory.stats().allocated_peak - before, Bytes{5} << 20);
@@ -292,8 +296,9 @@ TEST(TrainingState, AnOlderStateGoesOnWithTheDefaultsOfNewParts) {
   for (std::int64_t step = first;; ++step) {
     run.be_at(step);
     const double metric = static_cast<double>((step * 7919) % 101);
-    writer.write(run.state, step, metric, {}, step % 3 == 0 ? 0 : Bytes{1} << 20);
-    if (step % 5 == 0) writer.write(run.state, step, metric);
+    writer.write(run.state, step, {}, step % 3 == 0 ? 0 : Bytes{1} << 20);
+    if (step % 5 == 0) writer.write(run.state, step);
+    if (step % 2 == 0) writer.set_metric(step, metric);
   }
 }
 
@@ -377,7 +382,7 @@ TEST(TrainingState, AFullDiskLeavesTheLastState) {
       ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &little), 0);
       std::string fault;
       try {
-        writer.write(run.state, 2, std::nullopt, {}, room);
+        writer.write(run.state, 2, {}, room);
         writer.wait();
       } catch (const Error& error) {
         fault = error.what();

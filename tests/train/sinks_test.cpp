@@ -56,6 +56,9 @@ TEST(Sinks, MetricsHaveALineForEachStepBetweenConfigurationAndResult) {
   MetricsSink sink(file, Existing::Replace, silent);
   sink.begins(Config{}, 7);
   StepRecord record = step_of(0, 1);
+  record.tokens = 4096;
+  record.epoch = 0.25;
+  record.learning_rate = 3e-4;
   sink.step(record);
   record.validation_loss = 3;
   sink.step(record);
@@ -67,6 +70,9 @@ TEST(Sinks, MetricsHaveALineForEachStepBetweenConfigurationAndResult) {
   EXPECT_EQ(lines[0]["parameters"], 7);
   EXPECT_EQ(lines[0]["config"], nlohmann::json(to_json(Config{})));
   EXPECT_EQ(lines[1]["replayed_ops"], 10);
+  EXPECT_EQ(lines[1]["tokens"], 4096);
+  EXPECT_EQ(lines[1]["epoch"], 0.25);
+  EXPECT_EQ(lines[1]["learning_rate"], 3e-4);
   EXPECT_FALSE(lines[1].contains("validation_loss"));
   EXPECT_EQ(lines[2]["validation_loss"], 3);
   EXPECT_TRUE(lines[3].contains("result"));

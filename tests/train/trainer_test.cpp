@@ -10,14 +10,21 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <functional>
+#include <memory>
+#include <nlohmann/json.hpp>
 #include <optional>
+#include <sstream>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "snug/base/text_file.h"
 #include "snug/memory/device_memory.h"
 #include "snug/plan/plan_file.h"
 #include "snug/report/progress.h"
+#include "snug/state/manifest.h"
 #include "snug/state/training_state.h"
 #include "snug/train/experiment.h"
 #include "snug/train/interrupt.h"
@@ -87,8 +94,49 @@ TEST(Trainer, AStoppedRunSavesItsStateBeforeItValidates) {
   EXPECT_TRUE(result.interrupted);
   EXPECT_EQ(result.steps, 3);
   EXPECT_EQ(result.states_saved, 1);
-  EXPECT_TRUE(result.validation_loss) << "it validates all the same";
-  EXPECT_EQ(state::open_state(state_of(config, 3)).manifest.metric, std::nullopt) << "which was not known yet";
+  ASSERT_TRUE(result.validation_loss) << "it validates all the same";
+  EXPECT_EQ(state::open_state(state_of(config, 3)).manifest.metric, result.validation_loss);
+}
+
+/// Calls `action` at the first operator of each batch that is evaluated.
+class AtEvaluation {
+ public:
+  explicit AtEvaluation(std::function<void()> action) {
+    called = std::move(action);
+    handle_ = at::addGlobalCallback(
+        at::RecordFunctionCallback([](const at::RecordFunction& f) -> std::unique_ptr<at::ObserverContext> {
+          if (!at::GradMode::is_enabled() && std::string_view(f.name()) == "aten::embedding") called();
+          return nullptr;
+        }).scopes({at::RecordScope::FUNCTION}));
+  }
+  AtEvaluation(const AtEvaluation&) = delete;
+  AtEvaluation& operator=(const AtEvaluation&) = delete;
+  ~AtEvaluation() { at::removeCallback(handle_); }
+
+ private:
+  inline static std::function<void()> called;
+  at::CallbackHandle handle_;
+};
+
+TEST(Trainer, ARunThatEndsInItsLastValidationHasItsLastState) {
+  Config config = five_steps("last_validation");
+  config.state.every = 0;
+  int evaluations = 0;
+  TrainOptions options;
+  options.start = Start::Resume;
+  {
+    const AtEvaluation count([&] { evaluations += fs::exists(state_of(config, 5)) ? 1 : 0; });
+    run(config);
+  }
+  EXPECT_GT(evaluations, 0) << "with the state on the disk";
+
+  // As if the process had been killed then.
+  state::Manifest manifest = state::open_state(state_of(config, 5)).manifest;
+  const std::optional<double> loss = std::exchange(manifest.metric, std::nullopt);
+  write_text(state_of(config, 5) / "manifest.json", state::format_manifest(manifest));
+  EXPECT_EQ(run(config, options).validation_loss, loss);
+  EXPECT_EQ(state::open_state(state_of(config, 5)).manifest.metric, loss);
+  EXPECT_EQ(run(config, options).validation_loss, std::nullopt) << "which the run before has told";
 }
 
 TEST(Trainer, SavesItsStateWhenASignalAsksForIt) {
@@ -120,6 +168,26 @@ TEST(Trainer, AStateHasTheValidationLossOfItsStep) {
   const TrainResult result = run(config);
   EXPECT_EQ(state::open_state(state_of(config, 5)).manifest.metric, result.validation_loss);
   EXPECT_EQ(state::open_state(state_of(config, 4)).manifest.metric, std::nullopt);
+}
+
+TEST(Trainer, MetricsSayHowFarARunIsAndItsLearningRate) {
+  Config config = five_steps("metrics");
+  config.optimizer.warmup_steps = 2;
+  run(config);
+  const Experiment experiment(config);
+  std::istringstream text(read_text(fs::path(config.output.folder) / "metrics.jsonl"));
+  std::int64_t step = 0;
+  for (std::string line; std::getline(text, line);) {
+    const auto json = nlohmann::json::parse(line);
+    if (!json.contains("step")) continue;
+    ++step;
+    EXPECT_EQ(json["tokens"], step * 2 * 16);
+    EXPECT_EQ(json["learning_rate"], experiment.learning_rate(step - 1));
+    // Windows of 16 targets in the text's first 95 %.
+    const std::int64_t tokens = fs::file_size(config.data.path) * 95 / 100;
+    EXPECT_NEAR(json["epoch"].get<double>(), static_cast<double>(step * 2 * 16) / static_cast<double>(tokens), 1e-3);
+  }
+  EXPECT_EQ(step, 5);
 }
 
 TEST(Trainer, AStateHasThePlanThatIsFollowedThen) {
