@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <span>
@@ -8,7 +9,8 @@
 namespace snug {
 
 /// A whole file as memory: it costs address space and page cache, and no memory of its own before it is written to.
-/// Movable. Reads are safe from any number of threads. The file must not shrink while it is mapped.
+/// Movable. Reads are safe from any number of threads. The file must not become shorter while it is mapped: a read of
+/// what is gone ends the process (SIGBUS), but for those by copy().
 class MappedFile {
  public:
   enum class Writes : std::uint8_t {
@@ -25,10 +27,18 @@ class MappedFile {
   [[nodiscard]] std::span<const std::uint8_t> bytes() const { return bytes_; }
   /// The same as text.
   [[nodiscard]] std::string_view text() const { return {reinterpret_cast<const char*>(bytes_.data()), bytes_.size()}; }
+  /// Copies out.size() bytes from `offset` on, which must be inside. False where the file has become shorter than it
+  /// was when it was mapped; a file that has replaced it under its name does not count.
+  [[nodiscard]] bool copy(std::size_t offset, std::span<std::uint8_t> out) const noexcept;
+  [[nodiscard]] const std::filesystem::path& path() const noexcept { return path_; }
   /// The pages that were read no longer count as this process's memory. Only where writes are forbidden.
   void let_go() const noexcept;
 
  private:
+  [[nodiscard]] bool is_shorter() const noexcept;
+
+  std::filesystem::path path_;
+  std::uint64_t device_ = 0, number_ = 0;  // of the file
   std::span<const std::uint8_t> bytes_;
   Writes writes_;
 };

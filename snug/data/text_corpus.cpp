@@ -132,9 +132,12 @@ void TextCorpus::copy(Bytes offset, std::span<std::uint8_t> out) const {
   auto file = static_cast<std::size_t>(std::ranges::upper_bound(starts_, offset) - starts_.begin()) - 1;
   auto inside = static_cast<std::size_t>(offset - starts_[file]);
   while (!out.empty()) {
-    const std::span<const std::uint8_t> rest = files_[file].bytes().subspan(inside);
-    const std::size_t count = std::min(rest.size(), out.size());
-    std::ranges::copy(rest.first(count), out.begin());
+    const std::size_t count = std::min(files_[file].bytes().size() - inside, out.size());
+    if (!files_[file].copy(inside, out.first(count)))
+      throw Error(
+          fmt::format("reading text: {}: it has become shorter since it was opened; do not change data.path "
+                      "while a run reads it",
+                      files_[file].path().string()));
     files_[file].let_go();
     out = out.subspan(count);
     ++file;

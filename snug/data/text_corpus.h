@@ -14,7 +14,7 @@ namespace snug::data {
 
 /// The bytes of one text file, or of all text files under a folder, one after the other in the order of their paths.
 /// The files are mapped read-only, not read: the corpus costs address space and page cache, no memory of its own.
-/// Movable, not copyable. Reads are safe from any number of threads. The files must not shrink while it is open.
+/// Movable, not copyable. Reads are safe from any number of threads.
 class TextCorpus {
  public:
   /// Opens a file, or a folder with all that lies under it. In a folder, empty files, files that are no text (see
@@ -31,7 +31,8 @@ class TextCorpus {
   /// Where each file begins.
   [[nodiscard]] std::span<const Bytes> starts() const { return std::span(starts_).first(files_.size()); }
 
-  /// Copies out.size() bytes from `offset` on, across files. Throws Error when they are not all inside the corpus.
+  /// Copies out.size() bytes from `offset` on, across files. Throws Error when they are not all inside the corpus, or a
+  /// file has become shorter.
   void copy(Bytes offset, std::span<std::uint8_t> out) const;
 
  private:

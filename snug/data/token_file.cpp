@@ -145,11 +145,18 @@ void TokenFile::copy(std::int64_t offset, std::span<std::int64_t> out) const {
   if (out.empty()) return;
   auto run = std::ranges::upper_bound(layout_.runs, offset, {}, &TokenRun::first) - 1;
   const std::size_t width = width_of(type());
+  std::vector<std::uint8_t> bytes;
   for (; !out.empty(); ++run) {
     const std::int64_t end = run + 1 == layout_.runs.end() ? size() : (run + 1)->first;
     const std::size_t count = std::min(out.size(), static_cast<std::size_t>(end - offset));
-    read_tokens(type(), file_.bytes().data() + run->begin + static_cast<std::size_t>(offset - run->first) * width,
-                out.first(count));
+    bytes.resize(count * width);
+    if (!file_.copy(run->begin + static_cast<std::size_t>(offset - run->first) * width, bytes)) {
+      throw Error(
+          fmt::format("token file: {}: it has become shorter since it was opened; do not change data.path "
+                      "while a run reads it",
+                      name_));
+    }
+    read_tokens(type(), bytes.data(), out.first(count));
     out = out.subspan(count);
     offset = end;
   }

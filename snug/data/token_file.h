@@ -25,7 +25,7 @@ TokenLayout find_tokens(std::span<const std::uint8_t> file, std::string_view nam
 bool is_token_file(const std::filesystem::path& path);
 
 /// A file of token ids, mapped read-only: it costs address space and page cache, no memory of its own. Movable, not
-/// copyable. Reads are safe from any number of threads. The file must not shrink while it is open.
+/// copyable. Reads are safe from any number of threads.
 class TokenFile {
  public:
   /// Opens one of Megatron-LM's pairs when a file of the same name that ends in .idx is beside the .bin (either may be
@@ -39,7 +39,8 @@ class TokenFile {
   /// The file's name, for errors.
   [[nodiscard]] const std::string& name() const { return name_; }
 
-  /// Copies out.size() tokens from number `offset` on. Throws Error when they are not all inside.
+  /// Copies out.size() tokens from number `offset` on. Throws Error when they are not all inside, or the file has
+  /// become shorter.
   void copy(std::int64_t offset, std::span<std::int64_t> out) const;
 
  private:

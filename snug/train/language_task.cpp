@@ -109,8 +109,7 @@ data::Batch LanguageTask::train_batch(std::int64_t step) const {
 
 double LanguageTask::steps_per_epoch() const {
   const auto* const text = std::get_if<data::TextDataset>(&dataset_);
-  const std::int64_t samples =
-      text != nullptr ? text->train_windows() : std::get<data::PackedDataset>(dataset_).rows();
+  const std::int64_t samples = text != nullptr ? text->train_windows() : std::get<data::PackedDataset>(dataset_).rows();
   return static_cast<double>(samples) / static_cast<double>(batch_);
 }
 

@@ -12,8 +12,8 @@ struct Config;
 
 /// What one step of a run was.
 struct StepRecord {
-  std::int64_t step = 0;   ///< the number of this one, from 1
-  std::int64_t steps = 0;  ///< that the whole run has
+  std::int64_t step = 0;    ///< the number of this one, from 1
+  std::int64_t steps = 0;   ///< that the whole run has
   std::int64_t tokens = 0;  ///< that the run has learned from, this step's among them
   double epoch = 0;         ///< how often it has seen the data, this step's among it: 1.5 is in the second time
   double learning_rate = 0;

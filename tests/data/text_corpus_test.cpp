@@ -53,6 +53,32 @@ std::string refusal_of(const fs::path& path) {
   return "no error";
 }
 
+TEST_F(TextCorpusTest, SaysSoWhereAFileHasBecomeShorter) {
+  const auto refused = [](const TextCorpus& corpus, Bytes offset, std::size_t count) {
+    try {
+      (void)bytes_at(corpus, offset, count);
+    } catch (const Error& error) {
+      return std::string(error.what()).find("b.txt: it has become shorter") != std::string::npos;
+    }
+    return false;
+  };
+  write("a.txt", std::string(10'000, 'a'));
+  const fs::path path = write("b.txt", std::string(20'000, 'b'));
+  const TextCorpus corpus = TextCorpus::open(folder());
+  fs::resize_file(path, 19'000);
+  EXPECT_TRUE(refused(corpus, 29'500, 100)) << "where the last page has zeros";
+  fs::resize_file(path, 0);
+  EXPECT_TRUE(refused(corpus, 9'990, 100));
+  EXPECT_EQ(bytes_at(corpus, 0, 10), "aaaaaaaaaa");
+  // A new file under the name leaves the one that is open as it is.
+  fs::remove(path);
+  write("b.txt", std::string(20'000, 'b'));
+  const TextCorpus of_new = TextCorpus::open(folder());
+  write("new", "c");
+  fs::rename(folder() / "new", path);
+  EXPECT_EQ(bytes_at(of_new, 29'990, 10), "bbbbbbbbbb");
+}
+
 TEST_F(TextCorpusTest, MapsOneFile) {
   const TextCorpus corpus = TextCorpus::open(write("a.txt", "hello"));
   EXPECT_EQ(corpus.size(), 5);

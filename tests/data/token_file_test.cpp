@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <span>
 #include <string>
 #include <vector>
@@ -42,6 +43,17 @@ TEST(TokenFile, TakesAFileWithoutHeaderAsNanoGpts) {
   EXPECT_THAT(fault([&] { TokenFile::open(folder.write("odd.bin", "abc")); }),
               HasSubstr("odd.bin: 3 bytes are no whole number of 16-bit tokens"));
   EXPECT_THAT(fault([&] { TokenFile::open(folder.write("none.bin", "")); }), HasSubstr("it has no tokens"));
+}
+
+TEST(TokenFile, SaysSoWhereItHasBecomeShorter) {
+  const TemporaryFolder folder("token_file");
+  const auto path = folder.write("train.bin", raw<std::uint16_t>(std::vector<std::uint16_t>(10'000, 7)));
+  const auto file = TokenFile::open(path);
+  std::filesystem::resize_file(path, 100);
+  for (const std::int64_t offset : {9'000, 60}) {
+    EXPECT_THAT([&] { (void)ids_at(file, offset, 10); },
+                ::testing::ThrowsMessage<Error>(HasSubstr("train.bin: it has become shorter")));
+  }
 }
 
 TEST(TokenFile, WithoutHeaderTellsWiderTokensByTheirUpperHalves) {

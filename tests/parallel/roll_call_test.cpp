@@ -60,9 +60,8 @@ std::vector<std::string> found_by_others(const c10::intrusive_ptr<CountingStore>
   std::vector<std::future<std::string>> each;
   for (const int rank : ranks_below(count)) {
     if (std::ranges::find(missing, rank) != missing.end()) continue;
-    each.push_back(std::async(std::launch::async, [=] {
-      return RollCall(store, rank, patience).missing(ranks_below(count));
-    }));
+    each.push_back(
+        std::async(std::launch::async, [=] { return RollCall(store, rank, patience).missing(ranks_below(count)); }));
   }
   std::vector<std::string> found;
   for (auto& one : each) found.push_back(one.get());

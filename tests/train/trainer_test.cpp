@@ -236,6 +236,15 @@ TEST(Trainer, AFailingValidationLeavesWhatWasTrained) {
   EXPECT_EQ(state::open_state(state_of(config, 4)).manifest.metric, std::nullopt);
 }
 
+TEST(Trainer, TextThatIsCutOffMeanwhileEndsTheRunWithAState) {
+  Config config = five_steps("cut_off");
+  config.state.every = 0;
+  config.train.steps = 500;
+  const auto cut = in_step_after(3, [&](Experiment&) { fs::resize_file(config.data.path, 0); });
+  EXPECT_THAT([&] { run(config, cut); }, ThrowsMessage<Error>(HasSubstr("it has become shorter")));
+  EXPECT_FALSE(fs::is_empty(fs::path(config.output.folder) / "state"));
+}
+
 TEST(Trainer, OfAnUpdateThatFailedNoStateIsSaved) {
   Config config = five_steps("update_fails");
   config.state.every = 2;
