@@ -7,6 +7,7 @@
 
 #include <csignal>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -188,6 +189,23 @@ TEST(Trainer, MetricsSayHowFarARunIsAndItsLearningRate) {
     EXPECT_NEAR(json["epoch"].get<double>(), static_cast<double>(step * 2 * 16) / static_cast<double>(tokens), 1e-3);
   }
   EXPECT_EQ(step, 5);
+}
+
+TEST(Trainer, SaysThatAWarmUpIsLongerThanTheRun) {
+  Config config = five_steps("warm_up");
+  const auto told = [&](std::int64_t warmup_steps) {
+    config.optimizer.warmup_steps = warmup_steps;
+    const fs::path file = fs::path(config.data.path).parent_path() / "told";
+    std::FILE* const out = std::fopen(file.c_str(), "w");
+    {
+      report::Progress progress = report::Progress::plain(out);
+      train(config, progress);
+    }
+    (void)std::fclose(out);
+    return read_text(file);
+  };
+  EXPECT_THAT(told(6), HasSubstr("optimizer.warmup_steps = 6 and train.steps = 5"));
+  EXPECT_THAT(told(5), ::testing::Not(HasSubstr("warmup_steps")));
 }
 
 TEST(Trainer, AStateHasThePlanThatIsFollowedThen) {
