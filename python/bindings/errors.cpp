@@ -30,10 +30,10 @@ py::object to_python(const OutOfBudget& error) {
 
 py::object to_python(const DoesNotFit& error) {
   const auto& f = error.floor();
-  return error_type("DoesNotFit")(error.what(), py::arg("budget") = f.budget, py::arg("floor") = f.floor,
-                                  py::arg("step_bytes") = f.step_bytes,
-                                  py::arg("static_by_tag") = to_dict(f.static_by_tag), py::arg("strategy") = f.strategy,
-                                  py::arg("only_begun") = f.only_begun, py::arg("device") = f.device);
+  return error_type("DoesNotFit")(
+      error.what(), py::arg("budget") = f.budget, py::arg("floor") = f.floor, py::arg("step_bytes") = f.step_bytes,
+      py::arg("static_by_tag") = to_dict(f.static_by_tag), py::arg("strategy") = f.strategy,
+      py::arg("only_begun") = f.recorded != DoesNotFit::Floor::Recorded::Whole, py::arg("device") = f.device);
 }
 
 void set(const py::object& exception) { PyErr_SetObject(py::type::of(exception).ptr(), exception.ptr()); }

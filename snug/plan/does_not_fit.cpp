@@ -49,13 +49,22 @@ std::string message(const DoesNotFit::Floor& floor) {
     parts += fmt::format(", the allocator's reserve {}", format_bytes(reserve));
   }
   if (!floor.peak_op.empty()) parts += fmt::format(" at {}", floor.peak_op);
-  if (floor.only_begun) {
+  using Recorded = DoesNotFit::Floor::Recorded;
+  if (floor.recorded == Recorded::ToMachine) {
+    return fmt::format(
+        "does not fit: this machine has {} for this process, and the step cannot be recorded in them: where that "
+        "stopped "
+        "it would have taken {} ({} bytes: {}), and all of it takes more; use a smaller batch or sequence{}",
+        format_bytes(floor.budget), format_bytes(floor.floor), floor.floor, parts, floor.change);
+  }
+  if (floor.recorded != Recorded::Whole) {
     return fmt::format(
         "does not fit: the budget{} is {}, and the step cannot be recorded within it: where that stopped it would have "
         "taken {} ({} bytes: {}), and all of it takes more; {}raise the budget{}{}",
         of_device, format_bytes(floor.budget), format_bytes(floor.floor), floor.floor, parts,
-        floor.needs_a_budget ? ""
-                             : "a plan without a budget records it all and says the smallest (snug plan, snug.plan); ",
+        floor.recorded == Recorded::ToNeededBudget
+            ? ""
+            : "a plan without a budget records it all and says the smallest (snug plan, snug.plan); ",
         what_helps(floor), floor.change);
   }
   std::string budget = format_bytes(floor.budget);

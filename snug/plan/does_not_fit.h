@@ -1,6 +1,7 @@
 #pragma once
 
 #include <array>
+#include <cstdint>
 #include <string>
 
 #include "snug/base/bytes.h"
@@ -23,10 +24,16 @@ class DoesNotFit : public Error {
     Bytes step_bytes = 0;                  ///< what the step adds at its peak
     std::string peak_op;                   ///< the operator that runs there, empty between operators
     std::string strategy;                  ///< whose plans were tried; empty: the one that was given
-    /// The step could not be recorded within the budget, with evictions alone: the floor is what it would have taken
-    /// where the recording stopped. A plan may do with a little less, and the rest of the step may take more.
-    bool only_begun = false;
-    bool needs_a_budget = false;  ///< the step cannot be recorded without one, as tensors are streamed
+    /// Where the recording of the step stopped. Unless it is whole, memory did not suffice for it with evictions alone,
+    /// and the floor is what it would have taken there: a plan may do with a little less, and the rest of the step may
+    /// take more.
+    enum class Recorded : std::uint8_t {
+      Whole,
+      ToBudget,
+      ToNeededBudget,  ///< and it cannot be recorded without one, as tensors are streamed
+      ToMachine        ///< no budget in bytes was given: `budget` is what the machine has for this process
+    };
+    Recorded recorded = Recorded::Whole;
     std::string device{};  ///< a further one that the step uses and that all of this is of; empty: the step's own
     std::string change{};  ///< what would make it fit, behind the message; may be empty
   };

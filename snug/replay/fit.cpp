@@ -30,6 +30,13 @@ std::string what_room_would_change(Bytes without_room) {
       format_bytes(without_room));
 }
 
+/// For a recording without a budget in bytes: of the CPU, where the system promises more than there is, and kills who
+/// fills it. Less a part for what else the machine does meanwhile.
+std::optional<Bytes> limit_of_machine(const memory::DeviceMemory& memory) {
+  const Bytes available = memory.device().is_cpu() ? memory.capacity().available : 0;
+  return available > 0 ? std::optional(memory.stats().allocated + available - available / 16) : std::nullopt;
+}
+
 void check_limit(std::optional<Bytes> limit) {
   if (limit && *limit <= 0) throw UsageError(fmt::format("fit: the budget is {} bytes; it must be positive", *limit));
 }
@@ -40,11 +47,12 @@ RecordedStep record_step_within(std::optional<Bytes> limit, const Forward& forwa
                                 const RecordOptions& options) {
   Agreement& group = *options.agreement;
   check_limit(limit);
+  const std::optional<Bytes> most = limit ? limit : limit_of_machine(memory);
   // Close to the smallest budget it depends on the order of evictions whether there is always something left to evict:
   // where one order fails, another may not.
   std::optional<OutOfBudget::Details> least;
   const auto budget_on = [&](c10::Device device) -> std::optional<Bytes> {
-    if (device == memory.device()) return limit;
+    if (device == memory.device()) return most;
     for (const DeviceBudget& other : options.other_budgets) {
       if (memory::with_index(other.device) == device) return other.bytes;
     }
@@ -54,7 +62,7 @@ RecordedStep record_step_within(std::optional<Bytes> limit, const Forward& forwa
   for (const EvictionCost cost : {EvictionCost::Timeless, EvictionCost::Measured}) {
     const Bytes before = options.streamed ? options.streamed->totals().without_room : 0;
     try {
-      const memory::HeldLimit held(memory, limit);  // without one, too, and nothing is refused here
+      const memory::HeldLimit held(memory, most);
       memory.release_cached();
       return record_step_evicting(cost, forward, memory, options);
     } catch (const RefusedElsewhere&) {
@@ -93,8 +101,9 @@ RecordedStep record_step_within(std::optional<Bytes> limit, const Forward& forwa
                     .step_bytes = least->requested,
                     .peak_op = least->operation,
                     .strategy = "eviction",
-                    .only_begun = true,
-                    .needs_a_budget = options.streamed != nullptr,
+                    .recorded = !limit && least->device == memory.device() ? DoesNotFit::Floor::Recorded::ToMachine
+                                : options.streamed != nullptr              ? DoesNotFit::Floor::Recorded::ToNeededBudget
+                                                                           : DoesNotFit::Floor::Recorded::ToBudget,
                     .device = least->device == memory.device() ? std::string() : least->device.str(),
                     .change = what_room_would_change(without_room)});
 }

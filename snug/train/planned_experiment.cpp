@@ -117,6 +117,7 @@ PlannedExperiment plan_experiment(Experiment& experiment, Kinds kinds, const std
     planned.kinds = file ? replay::planned(std::move(recorded), file->plan)
                          : replay::planned(std::move(recorded), config.memory.strategy, *experiment.team().agreement());
     planned.budget = plan::budget_for(request, replay::unplanned_peak(planned.kinds));
+    if (!cap && planned.budget) check_machine_has(planned.budget->limit, config, experiment.memory());
     planned.window = open_window(experiment, planned.kinds, planned.budget);
     planned.planning_seconds = monotonic_seconds() - started;
     return planned;

@@ -1,11 +1,14 @@
 // What an evictor takes when memory runs out, and what becomes of a step where nothing that it takes helps.
 #include "snug/replay/eviction.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <tuple>
 #include <vector>
 
+#include "snug/memory/process_memory.h"
+#include "snug/plan/does_not_fit.h"
 #include "snug/record/recording.h"
 #include "snug/replay/saved_tensor_hooks.h"
 #include "snug/snug.h"
@@ -16,6 +19,7 @@ namespace snug {
 namespace {
 
 using testing::same_bits;
+using testing::test_device;
 using testing::test_memory;
 
 /// The CPU's figures under the name of another device.
@@ -148,6 +152,28 @@ TEST(Eviction, ThatUndoesItselfIsARefusal) {
     EXPECT_EQ(refused.floor().peak_op, "aten::add.Tensor");
   }
   EXPECT_EQ(runs, 2) << "by either order of evictions";
+}
+
+TEST(Recording, WithoutABudgetTakesNoMoreThanTheMachineHas) {
+  const Bytes available = memory::machine_memory().available;
+  if (!test_device().is_cpu() || available == 0) GTEST_SKIP() << "the system does not tell";
+  const at::Tensor x = torch::rand({8}).requires_grad_();
+  std::vector<at::Tensor> unfilled;  // costs nothing, and counts
+  const auto step = [&] {
+    unfilled.clear();
+    for (int i = 0; i < 12; ++i) unfilled.push_back(at::empty({available / 8}, at::kByte));
+    return x.exp().sum();
+  };
+  try {
+    (void)replay::record_step_within(std::nullopt, step, test_memory());
+    ADD_FAILURE() << "it takes half as much again as there is";
+  } catch (const DoesNotFit& refused) {
+    EXPECT_EQ(refused.floor().recorded, DoesNotFit::Floor::Recorded::ToMachine);
+    EXPECT_THAT(refused.what(), ::testing::HasSubstr("this machine has"));
+    EXPECT_THAT(refused.what(), ::testing::HasSubstr("use a smaller batch or sequence"));
+  }
+  unfilled.clear();
+  EXPECT_EQ(test_memory().stats().limit, std::nullopt);
 }
 
 }  // namespace

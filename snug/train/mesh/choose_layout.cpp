@@ -105,7 +105,8 @@ class LayoutSearch {
     } catch (const DoesNotFit& error) {
       trial.floor = error.floor().floor;
       trial.why_not =
-          fmt::format("takes {}{}", error.floor().only_begun ? "at least " : "", format_bytes(*trial.floor));
+          fmt::format("takes {}{}", error.floor().recorded != DoesNotFit::Floor::Recorded::Whole ? "at least " : "",
+                      format_bytes(*trial.floor));
     } catch (const OutOfBudget& error) {
       trial.floor = error.details().stats.allocated + error.details().requested;
       trial.why_not = fmt::format("takes more than {}", format_bytes(*trial.floor));
