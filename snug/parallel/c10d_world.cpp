@@ -18,8 +18,10 @@
 #include <utility>
 #include <vector>
 
+#include "snug/base/errors.h"
 #include "snug/parallel/c10d_group.h"
 #include "snug/parallel/meeting.h"
+#include "snug/parallel/open_files.h"
 #include "snug/parallel/roll_call.h"
 #include "snug/parallel/through_host.h"
 #include "snug/parallel/world.h"
@@ -78,6 +80,7 @@ class C10dWorld final : public World {
     meeting.waitWorkers = !launched.host_waits;
     meeting.timeout = timeout_;
     meeting.useLibUV = false;
+    allow_open_files(launched.size, fmt::format("{} processes, each connected to each", launched.size));
     const auto store = c10::make_intrusive<c10d::TCPStore>(launched.host, meeting);
     store_ = c10::make_intrusive<c10d::PrefixStore>(meet_at(*store, launched.rank, launched.size, timeout_), store);
     constexpr std::chrono::milliseconds kPatience{3000};
@@ -116,13 +119,14 @@ class C10dWorld final : public World {
   Group group_of(const std::vector<int>& ranks, int rank, std::chrono::milliseconds timeout) {
     std::string name = fmt::format("{}", fmt::join(ranks, ","));
     name += fmt::format("/{}", made_[name]++);
+    const int size = static_cast<int>(ranks.size());
+    allow_open_files(size, fmt::format("a group of {} processes, each connected to each", size));
     const auto options = c10d::ProcessGroupGloo::Options::create(timeout);
     {
       const ModestThreads threads;
       options->devices.push_back(device());  // and a thread for it
     }
     const auto store = c10::make_intrusive<c10d::PrefixStore>(name, store_);
-    const int size = static_cast<int>(ranks.size());
     const auto gloo = c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, size, options);
     // A process that is done with the group at once would close connections while others still wait for theirs.
     if (size > 1) gloo->barrier()->wait();
@@ -158,6 +162,8 @@ std::shared_ptr<World> World::meet(const Launched& launched, const MeetOptions& 
   outlive_broken_connections();
   try {
     return std::make_shared<C10dWorld>(launched, options);
+  } catch (const UsageError&) {
+    throw;
   } catch (const std::exception& error) {
     const std::string_view text = error.what();
     throw GroupFailed(fmt::format(

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sched.h>
+#include <sys/resource.h>
 #include <torch/torch.h>
 
 #include <csignal>
@@ -281,6 +282,21 @@ TEST(World, OutlivesBrokenConnections) {
            world->all()->run(Barrier{});
          }))
       EXPECT_TRUE(one.exit_code == 0 && one.signal == 0) << one.signal << one.output;
+  }
+}
+
+TEST(World, RaisesTheLimitOfOpenFilesOrSaysSo) {
+  const auto meet_within = [](rlim_t soft, rlim_t hard) {
+    return outcomes_of(2, [=](const Launched& launched) {
+      const rlimit limit{.rlim_cur = soft, .rlim_max = hard};
+      EXPECT_EQ(::setrlimit(RLIMIT_NOFILE, &limit), 0);
+      World::meet(launched, {.timeout = std::chrono::seconds(20)})->all()->run(Barrier{});
+    });
+  };
+  for (const Ended& one : meet_within(24, 512)) EXPECT_EQ(one.exit_code, 0) << one.output;
+  for (const Ended& one : meet_within(40, 40)) {
+    EXPECT_NE(one.exit_code, 0);
+    EXPECT_THAT(one.output, HasSubstr("and this process may have 40; raise that with `ulimit -n"));
   }
 }
 
