@@ -25,6 +25,7 @@
 #include "snug/replay/fit.h"
 #include "snug/replay/moves.h"
 #include "snug/replay/other_devices.h"
+#include "snug/replay/passed_nodes.h"
 #include "snug/replay/step_run.h"
 #include "snug/replay/streamed_tensors.h"
 #include "snug/replay/undone_draws.h"
@@ -144,13 +145,18 @@ torch::autograd::Edge edge_of(const py::handle& root) {
   throw py::type_error("backward: a root is neither a tensor nor a GradientEdge");
 }
 
+replay::StepRun::Roots edges_of(const py::list& roots) {
+  replay::StepRun::Roots edges;
+  for (const py::handle& root : roots) edges.push_back(edge_of(root));
+  return edges;
+}
+
 /// A pass of autograd begins. Whether a step function that runs on this thread goes backward by it. `roots`: tensors
 /// and GradientEdges.
 bool backward_begins(const py::list& roots, bool accumulates_gradients) {
   replay::StepRun* step = replay::StepRun::here();
   if (step == nullptr) return false;
-  replay::StepRun::Roots edges;
-  for (const py::handle& root : roots) edges.push_back(edge_of(root));
+  const replay::StepRun::Roots edges = edges_of(roots);
   const py::gil_scoped_release release;
   using Gradients = replay::StepRun::Gradients;
   if (!step->is_backward(edges, accumulates_gradients ? Gradients::Accumulated : Gradients::Returned)) return false;
@@ -162,9 +168,9 @@ void backward_ends() {
   if (replay::StepRun* step = replay::StepRun::here()) step->backward_ends();
 }
 
-bool went_backward_through(std::uint64_t node) {
-  const replay::StepRun* const step = replay::StepRun::here();
-  return step != nullptr && step->went_backward_through(node);
+bool goes_backward_from(const at::Tensor& loss) {
+  replay::StepRun* const step = replay::StepRun::here();
+  return step != nullptr && step->goes_backward_from(loss);
 }
 
 void update_begins() {
@@ -309,11 +315,20 @@ void bind_stop_before_writes(py::module_& m) {
       .def("exit", &StopBeforeWrites::exit);
 }
 
+void bind_passed_nodes(py::module_& m) {
+  py::class_<replay::PassedNodes>(m, "PassedNodes")
+      .def(py::init<>())
+      .def(
+          "add", [](replay::PassedNodes& nodes, const py::list& roots) { nodes.add(edges_of(roots)); },
+          py::arg("roots"))
+      .def("have_all_of", &replay::PassedNodes::have_all_of, py::arg("made"));
+}
+
 /// By which Python's hooks around backward passes and optimizers tell a step function that runs where it stands.
 void bind_phases(py::module_& m) {
   m.def("backward_begins", &backward_begins, py::arg("roots"), py::arg("accumulates_gradients"));
   m.def("backward_ends", &backward_ends, NoGil());
-  m.def("went_backward_through", &went_backward_through);
+  m.def("goes_backward_from", &goes_backward_from, NoGil(), py::arg("loss"));
   m.def("update_begins", &update_begins, NoGil());
   m.def("micro_batch_begins", &micro_batch_begins, NoGil(), py::arg("stage"));
   m.def("micro_batch_ends", &micro_batch_ends, NoGil());
@@ -358,6 +373,7 @@ void bind_steps(py::module_& m) {
   bind_undoing(m);
   bind_stop_before_writes(m);
   bind_phases(m);
+  bind_passed_nodes(m);
 }
 
 }  // namespace snug::python

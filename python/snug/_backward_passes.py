@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,58 +11,37 @@ from . import _core
 from .errors import UsageError
 
 
-def _nodes_of(tensors: list[torch.Tensor], stop: Callable[[Any], bool]) -> set[Any]:
-    """The nodes of autograd that lead to these tensors. What comes behind a node where `stop` is true is left out, and it too."""
-    seen: set[Any] = set()
-    nodes = [tensor.grad_fn for tensor in tensors]
-    while nodes:
-        node = nodes.pop()
-        if node is None or node in seen or stop(node):
-            continue
-        seen.add(node)
-        nodes += [next_node for next_node, _ in node.next_functions]
-    return seen
-
-
-def _is_accumulation(node: Any) -> bool:
-    return not node.next_functions
-
-
 class BackwardPasses:
-    """Of one run of a step function. Of micro-batches nothing is held: the graph of each goes before the next one comes, and
-    the inputs that the step made for it. The core knows which nodes their backward passes went through."""
+    """Of one run of a step function. Of micro-batches nothing is held: in plain PyTorch the graph of each goes before the next
+    one comes, and the inputs that the step made for it."""
 
     def __init__(self) -> None:
-        self.of_micro_batches = False
+        self._of_micro_batches = False
         self._count = 0
-        self._roots: list[torch.Tensor] = []
+        self._roots: list[Any] = []  # whose nodes have yet to be noted
+        self._passed = _core.PassedNodes()
         self._seen: list[weakref.ref[torch.Tensor]] = []  # the roots
         self._only: torch.Tensor | None = None  # the loss, detached, where there is one pass from one tensor
 
-    def add(self, roots: list[torch.Tensor]) -> None:
-        """A backward pass from these has run."""
-        self._count += 1
-        is_loss = self._count == 1 and len(roots) == 1 and (not self.of_micro_batches or roots[0].numel() == 1)
-        self._only = roots[0].detach() if is_loss else None
-        self._seen += map(weakref.ref, roots)
-        if not self.of_micro_batches:
-            # Of several passes: what stages of a pipeline hand on is not to be held.
-            self._roots = [root for root in self._roots if root.numel() == 1] + roots
+    def micro_batch_begins(self) -> None:
+        self._of_micro_batches = True
+        self._note_nodes()
 
-    def _gone(self, result: torch.Tensor) -> tuple[bool, bool]:
-        """Whether some of what the result is made of is part of what backward passes went through, or of what leads to that;
-        and whether all of it is."""
-        if self.of_micro_batches:
-            def is_gone(node: Any) -> bool:
-                return not _is_accumulation(node) and _core.went_backward_through(node._sequence_nr())
-        else:
-            passed = {node for node in _nodes_of(self._roots, lambda _: False) if not _is_accumulation(node)}
-            is_gone = passed.__contains__
-        nodes = _nodes_of([result], is_gone)
-        some = is_gone(result.grad_fn) or any(
-            following is not None and is_gone(following) for node in nodes for following, _ in node.next_functions
-        )
-        return some, not any(map(_is_accumulation, nodes))  # a parameter is part of anything
+    def add(self, roots: list[Any]) -> None:
+        """A backward pass from these, tensors and GradientEdges, has run."""
+        tensors = [root for root in roots if isinstance(root, torch.Tensor)]
+        self._count += 1
+        is_loss = self._count == 1 and len(tensors) == 1 and (not self._of_micro_batches or tensors[0].numel() == 1)
+        self._only = tensors[0].detach() if is_loss else None
+        self._seen += map(weakref.ref, tensors)
+        self._roots += roots
+        if self._count > 1 or self._of_micro_batches:
+            self._note_nodes()
+
+    def _note_nodes(self) -> None:
+        """A walk of the graph, which a step with one backward pass, from the loss that it returns, does without."""
+        self._passed.add(self._roots)
+        self._roots.clear()
 
     def loss(self, result: Any, may_skip_backward: bool) -> torch.Tensor | None:
         """The loss of a step that returned this: see loss_of."""
@@ -73,10 +51,9 @@ class BackwardPasses:
             return self._only
         if not result.requires_grad or any(root() is result for root in self._seen):
             return result
-        some, everything = self._gone(result)
-        if not some and self.of_micro_batches:
-            return result  # that of the last, say: it is gone backward from
-        if not everything:
+        self._note_nodes()
+        goes_backward = self._of_micro_batches and _core.goes_backward_from(result)
+        if not goes_backward and not self._passed.have_all_of(result):
             raise UsageError(
                 "step: it calls backward() on one loss and returns another, whose gradient would be missing; return their "
                 "sum, or call backward() on it, or return it detached"

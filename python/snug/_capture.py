@@ -14,7 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from . import _core
 from ._backward_passes import BackwardPasses
 from .arguments import Arguments
-from .errors import UpdateBegins
+from .errors import UpdateBegins, UsageError
 
 _here = threading.local()
 
@@ -140,7 +140,7 @@ class _Engine:
         result = self._plain(roots, *args, **kwargs)
         if is_step:
             if passes := _passes():
-                passes.add(tensors)
+                passes.add(list(roots))
             _core.backward_ends()  # which may leave the function
         recorded = _recorded()
         if recorded is not None and (is_step or accumulates):
@@ -201,7 +201,7 @@ register_optimizer_step_pre_hook(_before_a_step)
 def micro_batch_begins(stage: int = 0) -> None:
     """The step function that runs on this thread, if any, has some."""
     if passes := _passes():
-        passes.of_micro_batches = True
+        passes.micro_batch_begins()
     _core.micro_batch_begins(stage)
 
 

@@ -2,12 +2,12 @@
 
 #include <ATen/SequenceNumber.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/record_function.h>
 #include <c10/util/ScopeExit.h>
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
 #include <string>
-#include <unordered_map>
 #include <unordered_set>
 #include <utility>
 
@@ -22,8 +22,8 @@ namespace {
 
 thread_local StepRun* t_run = nullptr;
 
-/// For each node of autograd's graph below these, by its sequence number, as far as `visit` says to go on.
-void walk(const StepRun::Roots& roots, const std::function<bool(std::uint64_t node)>& visit) {
+/// For each node of autograd's graph below these, as far as `visit` says to go on.
+void walk(const StepRun::Roots& roots, const std::function<bool(const torch::autograd::Node& node)>& visit) {
   std::vector<torch::autograd::Node*> next;
   std::unordered_set<torch::autograd::Node*> seen;
   const auto add = [&](const torch::autograd::Edge& edge) {
@@ -33,13 +33,8 @@ void walk(const StepRun::Roots& roots, const std::function<bool(std::uint64_t no
   while (!next.empty()) {
     const torch::autograd::Node* const node = next.back();
     next.pop_back();
-    if (visit(node->sequence_nr())) std::ranges::for_each(node->next_edges(), add);
+    if (visit(*node)) std::ranges::for_each(node->next_edges(), add);
   }
-}
-
-/// For forward passes.
-auto made_node(std::uint64_t node) {
-  return [node](const auto& pass) { return pass.first_node <= node && node < pass.end_node; };
 }
 
 }  // namespace
@@ -131,6 +126,11 @@ void StepRun::refuse(const UsageError& why) {
   throw UsageError(why);
 }
 
+bool StepRun::goes_backward_from(const at::Tensor& loss) {
+  return (micro_batches_ || any_went_) && !std::holds_alternative<Stopped>(state_) && loss.defined() &&
+         loss.requires_grad() && made({torch::autograd::impl::gradient_edge(loss)}) != forward_over_.end();
+}
+
 at::Tensor StepRun::operator()(const Forward& step) {
   const at::AutoGradMode as_before(at::GradMode::is_enabled());  // a function that is left may have changed it
   const OnThisThread here(*this);
@@ -147,9 +147,7 @@ at::Tensor StepRun::operator()(const Forward& step) {
   rethrow();
   if (any_went_ && !micro_batches_ && std::holds_alternative<InForward>(state_)) end_forward();
   // A loss of a micro-batch, or of a further pass, too, where the function has not gone backward from it.
-  const bool returned = (micro_batches_ || any_went_) && !std::holds_alternative<Stopped>(state_) && loss.defined() &&
-                        loss.requires_grad() &&
-                        made({torch::autograd::impl::gradient_edge(loss)}) != forward_over_.end();
+  const bool returned = goes_backward_from(loss);
   if (std::holds_alternative<InForward>(state_) || returned || (micro_batches_ && !any_went_)) {
     function_is_over_ = true;
     const bool has_graph = loss.defined() && loss.requires_grad();
@@ -212,6 +210,11 @@ void StepRun::begin_forward(int stage) {
       Pass{.tape = std::move(tape), .first_node = at::sequence_number::peek(), .is_micro_batch = micro_batches_});
 }
 
+bool StepRun::Pass::made(const torch::autograd::Node& node) const {
+  return first_node <= node.sequence_nr() && node.sequence_nr() < end_node &&
+         node.thread_id() == at::RecordFunction::currentThreadId();
+}
+
 void StepRun::end_forward() {
   Pass pass = std::get<InForward>(state_).pass;
   state_.emplace<Idle>();  // nothing is recorded from here on
@@ -257,11 +260,12 @@ void StepRun::micro_batch_fails() noexcept {
 std::vector<StepRun::Pass>::iterator StepRun::made(const Roots& roots) {
   bool gone = false;
   auto found = forward_over_.end();
-  walk(roots, [&](std::uint64_t node) {
+  walk(roots, [&](const torch::autograd::Node& node) {
+    const auto made_it = [&](const Pass& pass) { return pass.made(node); };
     if (found != forward_over_.end()) return false;
-    found = std::ranges::find_if(forward_over_, made_node(node));
+    found = std::ranges::find_if(forward_over_, made_it);
     // What is made of one that has gone backward is looked at no further.
-    const bool has_gone = std::ranges::any_of(went_, made_node(node));
+    const bool has_gone = std::ranges::any_of(went_, made_it);
     gone = gone || has_gone;
     return !has_gone;
   });
@@ -271,9 +275,8 @@ std::vector<StepRun::Pass>::iterator StepRun::made(const Roots& roots) {
 
 void StepRun::reach_others(const Roots& roots) {
   if (!micro_batches_) return;
-  walk(roots, [&](std::uint64_t node) {
-    gone_nodes_.insert(node);
-    const auto found = std::ranges::find_if(forward_over_, made_node(node));
+  walk(roots, [&](const torch::autograd::Node& node) {
+    const auto found = std::ranges::find_if(forward_over_, [&](const Pass& pass) { return pass.made(node); });
     if (found == forward_over_.end() || !found->is_micro_batch) return true;
     const Pass other = std::move(*found);
     forward_over_.erase(found);
@@ -331,18 +334,11 @@ void StepRun::update_begins() {
 }
 
 void StepRun::update_begins_at_writes_of(const std::vector<at::Tensor>& tensors) {
-  using Weak = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
-  std::unordered_map<const c10::StorageImpl*, Weak> by_storage;
-  for (const at::Tensor& t : tensors) {
-    if (t.has_storage()) by_storage.emplace(t.storage().unsafeGetStorageImpl(), t.getIntrusivePtr());
-  }
-  writes_.emplace(record::OperatorGate::Calls{
-      .before_write = [this, by_storage = std::move(by_storage)](const at::Tensor& written) {
-        const auto found = by_storage.find(written.storage().unsafeGetStorageImpl());
-        if (found == by_storage.end()) return;
-        const at::Tensor tensor(found->second.lock());
-        if (tensor.defined() && (!micro_batches_ || tensor.grad().defined())) update_begins();
-      }});
+  leaves_.note(tensors);
+  if (writes_) return;
+  writes_.emplace(record::OperatorGate::Calls{.before_write = [this](const at::Tensor& written) {
+    if (micro_batches_ ? leaves_.hold_with_gradient(written) : leaves_.hold(written)) update_begins();
+  }});
 }
 
 void StepRun::stop() {

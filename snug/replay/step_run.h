@@ -7,7 +7,6 @@
 #include <functional>
 #include <memory>
 #include <optional>
-#include <unordered_set>
 #include <variant>
 #include <vector>
 
@@ -17,6 +16,7 @@
 #include "snug/record/recording.h"
 #include "snug/replay/record_step.h"
 #include "snug/replay/step_backward.h"
+#include "snug/replay/updated_leaves.h"
 
 namespace snug::replay {
 
@@ -95,8 +95,9 @@ class StepRun : private record::MicroBatchListener {
   void note_unrecorded_save();
   /// A region is about to begin: after a backward pass, where that is allowed, a further pass with it.
   void region_begins();
-  /// Whether the backward pass of a micro-batch has begun that goes through a node of autograd, by its sequence number.
-  [[nodiscard]] bool went_backward_through(std::uint64_t node) const { return gone_nodes_.contains(node); }
+  /// Whether a loss that the function returns is that of a forward pass that has not gone backward: the run goes
+  /// backward from it.
+  [[nodiscard]] bool goes_backward_from(const at::Tensor& loss);
   /// Whether its backward pass is over; of several, one of them, and it is in none now.
   [[nodiscard]] bool went_backward() const noexcept;
   /// Whether the function is over, which has not gone backward itself.
@@ -109,19 +110,23 @@ class StepRun : private record::MicroBatchListener {
   [[nodiscard]] bool has_micro_batches() const noexcept { return micro_batches_; }
   /// The step function is about to update; see Phases.
   void update_begins();
-  /// As long as the function runs, it is about to update where it would write one of these tensors; of micro-batches,
-  /// where that has a gradient: what stages of a pipeline receive is written, too.
+  /// A backward pass is over. As long as the function runs, it is about to update where it would write one of these
+  /// tensors, or of those of passes before; of micro-batches, where that has a gradient: what stages of a pipeline
+  /// receive is written, too.
   void update_begins_at_writes_of(const std::vector<at::Tensor>& tensors);
   /// Ends the function, which is only recorded: throws UpdateBegins, and again where it is caught and the function goes
   /// on to another backward pass or update.
   [[noreturn]] void stop();
 
  private:
-  /// One forward pass, and the nodes of autograd that it has made, by their sequence numbers.
+  /// One forward pass, and the nodes of autograd that it has made, by their sequence numbers, which count those of the
+  /// thread that runs the step.
   struct Pass {
     std::shared_ptr<record::Tape> tape;
     std::uint64_t first_node = 0, end_node = 0;
     bool is_micro_batch = false;
+
+    [[nodiscard]] bool made(const torch::autograd::Node& node) const;
   };
   struct Idle {};  // not begun, between micro-batches, or its pass has failed
   struct InForward {
@@ -148,8 +153,7 @@ class StepRun : private record::MicroBatchListener {
   /// The one that has made the roots, or what these are made of, among those that have not gone backward; none: all of
   /// what they are made of has gone backward.
   std::vector<Pass>::iterator made(const Roots& roots);
-  /// Those that a backward pass from these roots goes through have gone backward, where they are micro-batches. Notes
-  /// its nodes.
+  /// Those that a backward pass from these roots goes through have gone backward, where they are micro-batches.
   void reach_others(const Roots& roots);
   [[noreturn]] void refuse(const UsageError& why);
   /// The function is over.
@@ -161,10 +165,10 @@ class StepRun : private record::MicroBatchListener {
 
   Phases phases_;
   std::variant<Idle, InForward, InBackward, Past, Stopped> state_;
-  std::vector<Pass> forward_over_;                // and not gone backward
-  std::vector<Pass> went_;                        // backward, without their tapes
-  std::unordered_set<std::uint64_t> gone_nodes_;  // see went_backward_through
-  std::exception_ptr refused_;                    // it went backward again, which stays so
+  std::vector<Pass> forward_over_;  // and not gone backward
+  std::vector<Pass> went_;          // backward, without their tapes
+  std::exception_ptr refused_;      // it went backward again, which stays so
+  UpdatedLeaves leaves_;
   std::optional<record::OperatorGate> writes_;
   std::optional<record::OperatorGate> further_pass_;  // begins it
   std::optional<std::uint64_t> next_node_;            // of autograd, when a tensor was first saved unrecorded
