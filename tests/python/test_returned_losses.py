@@ -218,7 +218,6 @@ def test_the_last_loss_may_share_a_part_that_went_backward():
     head = nn.Linear(1, 1)
 
     def step(batch, backward_of_last=False):
-        shared = model(batch)
         with snug.micro_batch():
             shared = model(batch)
             one = shared.square().mean()

@@ -122,6 +122,7 @@ class AtEvaluation {
 TEST(Trainer, ARunThatEndsInItsLastValidationHasItsLastState) {
   Config config = five_steps("last_validation");
   config.state.every = 0;
+  config.state.write = StateWrite::Wait;
   int evaluations = 0;
   TrainOptions options;
   options.start = Start::Resume;
