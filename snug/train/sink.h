@@ -30,7 +30,7 @@ struct StepRecord {
   bool overflowed = false;                ///< it had no update, see optim::GradScaler
   std::optional<double> loss_scale;       ///< of this step, where losses are scaled
   std::optional<double> next_loss_scale;  ///< of the one behind it
-  std::optional<double> validation_loss;  ///< when it was followed by a validation
+  std::optional<double> validation_loss;  ///< when it was followed by a validation, which is over
 };
 
 /// Where a training run tells what it does. What cannot be written is no reason to stop a run. One thread.
@@ -43,8 +43,10 @@ class Sink {
 
   /// Before the first step.
   virtual void begins(const Config& /*config*/, std::int64_t /*parameters*/) {}
-  /// After each step.
-  virtual void step(const StepRecord& record) = 0;
+  /// After each step, before its state is saved and it is validated.
+  virtual void step(const StepRecord& /*record*/) {}
+  /// The same step once more, after that.
+  virtual void step_over(const StepRecord& /*record*/) {}
   /// No step follows, and what the run leaves has yet to be saved.
   virtual void steps_end() {}
   /// The run is over. May throw Error for what was lost.

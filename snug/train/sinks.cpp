@@ -7,7 +7,7 @@
 
 namespace snug::train {
 
-void ProgressSink::step(const StepRecord& record) {
+void ProgressSink::step_over(const StepRecord& record) {
   report::StepStatus status;
   status.step = record.step;
   status.steps = record.steps;
@@ -59,8 +59,11 @@ void MetricsSink::step(const StepRecord& record) {
     line["loss_scale"] = *record.loss_scale;
     line["overflowed"] = record.overflowed;
   }
-  if (record.validation_loss) line["validation_loss"] = *record.validation_loss;
   write(line);
+}
+
+void MetricsSink::step_over(const StepRecord& record) {
+  if (record.validation_loss) write({{"validation", {{"step", record.step}, {"loss", *record.validation_loss}}}});
 }
 
 void MetricsSink::ends(const TrainResult& result) {
@@ -69,13 +72,13 @@ void MetricsSink::ends(const TrainResult& result) {
   if (failure_) throw Error(*failure_);
 }
 
-void MonitorSink::step(const StepRecord& record) {
+void MonitorSink::step_over(const StepRecord& record) {
   for (const memory::Alarm& alarm : monitor_.step(record.step, record.next_loss_scale)) progress_.note(alarm.message);
 }
 
 void MonitorSink::ends(const TrainResult& /*result*/) { monitor_.close(); }
 
-void SummarySink::step(const StepRecord& record) {
+void SummarySink::step_over(const StepRecord& record) {
   seconds_.push_back(record.seconds);
   result_.replayed_ops = record.replayed_ops;
   result_.evictions += record.evictions;

@@ -18,20 +18,21 @@ namespace snug::train {
 class ProgressSink final : public Sink {
  public:
   explicit ProgressSink(report::Progress& progress) : progress_(progress) {}
-  void step(const StepRecord& record) override;
+  void step_over(const StepRecord& record) override;
   void steps_end() override;
 
  private:
   report::Progress& progress_;
 };
 
-/// metrics.jsonl: the configuration, a line for each step, the result. A failure is noted on the display, nothing more
-/// is written, and ends() throws it.
+/// metrics.jsonl: the configuration, a line for each step and each validation, the result. A failure is noted on the
+/// display, nothing more is written, and ends() throws it.
 class MetricsSink final : public Sink {
  public:
   MetricsSink(const std::filesystem::path& file, JsonLines::Existing existing, report::Progress& progress);
   void begins(const Config& config, std::int64_t parameters) override;
   void step(const StepRecord& record) override;
+  void step_over(const StepRecord& record) override;
   void ends(const TrainResult& result) override;
 
  private:
@@ -48,7 +49,7 @@ class MonitorSink final : public Sink {
  public:
   MonitorSink(const memory::MonitorOptions& options, report::Progress& progress)
       : monitor_(options), progress_(progress) {}
-  void step(const StepRecord& record) override;
+  void step_over(const StepRecord& record) override;
   void ends(const TrainResult& result) override;
 
  private:
@@ -60,7 +61,7 @@ class MonitorSink final : public Sink {
 class SummarySink final : public Sink {
  public:
   SummarySink(TrainResult& result, std::int64_t tokens_per_step) : result_(result), tokens_per_step_(tokens_per_step) {}
-  void step(const StepRecord& record) override;
+  void step_over(const StepRecord& record) override;
   void steps_end() override;
 
  private:

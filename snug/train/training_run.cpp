@@ -97,7 +97,7 @@ void TrainingRun::run_steps() {
   if (done_ == config_.train.steps && !state_.metric_found()) result_.validation_loss = validate();
   while (!is_last()) {
     const StepRecord record = run_step(batches);
-    for (const auto& sink : sinks_) sink->step(record);
+    for (const auto& sink : sinks_) sink->step_over(record);
   }
   save();  // where a signal came behind the last step's own
   for (const auto& sink : sinks_) sink->steps_end();
@@ -176,6 +176,8 @@ StepRecord TrainingRun::run_step(data::Prefetcher<data::Batch>& batches) {
   }
   if (saves_now_ && config_.output.folder.empty())
     progress_.note("asked to save the training state (SIGUSR1), but without output.folder nothing is saved");
+  record.peak = experiment_.memory().stats().allocated_peak;
+  for (const auto& sink : sinks_) sink->step(record);
   // In front of the validation, which may take long, and fail.
   if (saves_now_ || is_due(config_.state.every) || is_last()) save();
   if (is_last() || is_due(config_.train.validate_every)) record.validation_loss = validate();

@@ -57,9 +57,8 @@ inline Outcome outcome(const std::filesystem::path& folder) {
   std::ifstream lines(folder / "metrics.jsonl");
   for (std::string line; std::getline(lines, line);) {
     const auto json = nlohmann::ordered_json::parse(line);
-    if (!json.contains("step")) continue;
-    o.losses[json["step"]] = {json["loss"], json["gradient_norm"],
-                              json.value("validation_loss", nlohmann::ordered_json())};
+    if (json.contains("validation")) o.losses[json["validation"]["step"]].push_back(json["validation"]["loss"]);
+    if (json.contains("step")) o.losses[json["step"]] = {json["loss"], json["gradient_norm"]};
   }
   return o;
 }

@@ -73,9 +73,8 @@ Lines lines_of(const fs::path& folder) {
   std::ifstream lines(folder / "metrics.jsonl");
   for (std::string line; std::getline(lines, line);) {
     const auto json = nlohmann::ordered_json::parse(line);
-    if (!json.contains("step")) continue;
-    steps[json["step"]] = {json["loss"], json["gradient_norm"],
-                           json.value("validation_loss", nlohmann::ordered_json())};
+    if (json.contains("validation")) steps[json["validation"]["step"]].push_back(json["validation"]["loss"]);
+    if (json.contains("step")) steps[json["step"]] = {json["loss"], json["gradient_norm"]};
   }
   return steps;
 }
