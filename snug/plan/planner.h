@@ -36,7 +36,7 @@ class Planner {
   [[nodiscard]] MemoryPlan plan(const StepGraph& now, const Budgets& budgets) const;
 
   /// The plan of its strategy with the smallest peak on the first device, whatever its budget: floor(). It depends on
-  /// no measured time. Otherwise as plan().
+  /// no measured time, unless there are budgets for further devices. Otherwise as plan().
   [[nodiscard]] MemoryPlan lowest(const StepGraph& now, const Budgets& budgets) const;
 
   /// Of "optimal" what it has searched; nullptr for others.

@@ -9,11 +9,13 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "snug/base/bytes.h"
 #include "snug/base/damaged_file.h"
 #include "snug/base/errors.h"
 #include "snug/base/mapped_file.h"
@@ -28,6 +30,7 @@ namespace fs = std::filesystem;
 using Sizes = std::vector<std::int64_t>;
 
 constexpr const char* kMetadata = ".metadata";
+constexpr Bytes kLargestMetadata = 64_MiB;  // each byte of it may become an object of a hundred
 
 /// Where a part of a tensor lies.
 struct Place {
@@ -149,6 +152,32 @@ bool are_rows_in_order(const Whole& whole) {
   return next == whole.sizes.front();
 }
 
+/// Compares those alone that reach into each other along the dimension that they are cut in most.
+void check_apart(const Fields& fields, const std::string& name, const Whole& whole) {
+  std::vector<const Part*> parts;
+  for (const Part& part : whole.parts) {
+    if (elements_of(part.sizes) > 0) parts.push_back(&part);
+  }
+  std::size_t along = 0, most = 0;
+  for (std::size_t d = 0; d < whole.sizes.size(); ++d) {
+    std::set<std::int64_t> offsets;
+    for (const Part* const part : parts) offsets.insert(part->offsets[d]);
+    if (offsets.size() <= most) continue;
+    most = offsets.size();
+    along = d;
+  }
+  if (!whole.sizes.empty()) std::ranges::sort(parts, {}, [&](const Part* part) { return part->offsets[along]; });
+  std::vector<const Part*> open;
+  for (const Part* const part : parts) {
+    std::erase_if(open, [&](const Part* before) {
+      return !whole.sizes.empty() && before->offsets[along] + before->sizes[along] <= part->offsets[along];
+    });
+    if (std::ranges::any_of(open, [&](const Part* before) { return overlap(*before, *part); }))
+      fields.fail("parts of {} overlap", name);
+    open.push_back(part);
+  }
+}
+
 /// Each element is there, once.
 void check_parts(const Fields& fields, const std::string& name, const Whole& whole) {
   std::int64_t there = 0;
@@ -160,14 +189,8 @@ void check_parts(const Fields& fields, const std::string& name, const Whole& who
     }
   }
   if (!whole.parts.empty() && are_rows_in_order(whole)) return;
-  for (std::size_t i = 0; i < whole.parts.size(); ++i) {
-    const std::int64_t elements = elements_of(whole.parts[i].sizes);
-    for (std::size_t k = 0; k < i && elements > 0; ++k) {
-      if (elements_of(whole.parts[k].sizes) > 0 && overlap(whole.parts[i], whole.parts[k]))
-        fields.fail("parts of {} overlap", name);
-    }
-    there += elements;
-  }
+  check_apart(fields, name, whole);
+  for (const Part& part : whole.parts) there += elements_of(part.sizes);
   if (there != elements_of(whole.sizes))
     fields.fail("{} of the {} elements of {} are there", there, elements_of(whole.sizes), name);
 }
@@ -279,6 +302,13 @@ bool is_torch_checkpoint(const fs::path& folder) {
 StoredTensors open_torch_checkpoint(const fs::path& folder) {
   const std::shared_ptr<const MappedFile> file = map_weights(folder / kMetadata);
   const Fields fields((folder / kMetadata).string());
+  if (std::cmp_greater(file->bytes().size(), kLargestMetadata)) {
+    throw UsageError(
+        fmt::format("opening a checkpoint: {} has {}, and at most {} are read, as their objects take many times that; "
+                    "save the model from fewer processes",
+                    (folder / kMetadata).string(), format_bytes(static_cast<Bytes>(file->bytes().size())),
+                    format_bytes(kLargestMetadata)));
+  }
   const PickleFile pickle(file->bytes(), (folder / kMetadata).string());
   const std::map<std::string, Whole> all = tensors_in(fields, pickle.root());
   const auto keys = keys_in(fields, pickle.root());

@@ -110,6 +110,8 @@ TEST(TorchCheckpoint, WhatIsNotThereOrElsewhereIsRefused) {
   EXPECT_THROW((void)open_torch_checkpoint(folder), UsageError) << "nothing of it is damaged";
   EXPECT_THAT(with("TensorStorageMetadata", "TensorStorageMetaxxxx"), "nothing") << "none of them is a tensor";
   EXPECT_THAT(with("storage_data", "storage_dxta"), HasSubstr("Metadata has no storage_data"));
+  fs::resize_file(folder / ".metadata", (64 << 20) + 1);
+  EXPECT_THAT(said(folder), HasSubstr("and at most 64.0 MiB are read"));
 }
 
 /// Whatever has become of its bytes, it is refused or has tensors, and nothing else comes of it.
