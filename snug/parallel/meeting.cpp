@@ -36,7 +36,7 @@ void set(c10d::Store& store, const std::string& key, std::string_view text) {
   store.set(key, std::vector<std::uint8_t>(text.begin(), text.end()));
 }
 
-std::string text_of(c10d::Store& store, const std::string& key) {
+std::string value_of(c10d::Store& store, const std::string& key) {
   const std::vector<std::uint8_t> bytes = store.get(key);
   return {bytes.begin(), bytes.end()};
 }
@@ -81,7 +81,7 @@ std::string call_together(c10d::Store& store, int size, milliseconds timeout) {
                             more > 0 ? fmt::format(" and {} more", more) : ""));
   }
   std::string met;
-  for (const std::string& key : keys) met += text_of(store, key) + "\n";
+  for (const std::string& key : keys) met += value_of(store, key) + "\n";
   set(store, met_key(call), met);
   return prefix_of(call);
 }
@@ -102,7 +102,7 @@ std::string answer(c10d::Store& store, int rank, milliseconds timeout) {
     if (answered == 0 || is_of_others) {
       (void)are_there(store, {called_key(answered + 1)}, pause());
     } else if (are_there(store, {met_key(answered)}, pause())) {
-      if (text_of(store, met_key(answered)).find(own) != std::string::npos) return prefix_of(answered);
+      if (value_of(store, met_key(answered)).find(own) != std::string::npos) return prefix_of(answered);
       is_of_others = true;
     }
   }

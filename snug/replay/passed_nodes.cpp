@@ -17,14 +17,20 @@ bool accumulates(const Node& node) { return node.next_edges().empty(); }
 }  // namespace
 
 void PassedNodes::add(const torch::autograd::edge_list& roots) {
-  std::vector<const Node*> found;
+  std::vector<const Node*> found, next;
   std::unordered_set<const Node*> seen;
   const auto note = [&](const torch::autograd::Edge& edge) {
     const Node* const node = edge.function.get();
-    if (node != nullptr && !accumulates(*node) && !have(*node) && seen.insert(node).second) found.push_back(node);
+    if (node == nullptr || accumulates(*node) || have(*node) || !seen.insert(node).second) return;
+    found.push_back(node);
+    next.push_back(node);
   };
   std::ranges::for_each(roots, note);
-  for (std::size_t i = 0; i < found.size(); ++i) std::ranges::for_each(found[i]->next_edges(), note);
+  while (!next.empty()) {
+    const Node* const node = next.back();
+    next.pop_back();
+    std::ranges::for_each(node->next_edges(), note);
+  }
   std::ranges::sort(found, {}, &Node::sequence_nr);
   for (const Node* const node : found) {
     Ranges& ranges = by_thread_[node->thread_id()];
