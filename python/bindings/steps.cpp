@@ -168,9 +168,9 @@ void backward_ends() {
   if (replay::StepRun* step = replay::StepRun::here()) step->backward_ends();
 }
 
-bool goes_backward_from(const at::Tensor& loss) {
-  replay::StepRun* const step = replay::StepRun::here();
-  return step != nullptr && step->goes_backward_from(loss);
+bool is_of_micro_batch(const at::Tensor& loss) {
+  const replay::StepRun* const step = replay::StepRun::here();
+  return step != nullptr && step->is_of_micro_batch(loss);
 }
 
 void update_begins() {
@@ -328,7 +328,7 @@ void bind_passed_nodes(py::module_& m) {
 void bind_phases(py::module_& m) {
   m.def("backward_begins", &backward_begins, py::arg("roots"), py::arg("accumulates_gradients"));
   m.def("backward_ends", &backward_ends, NoGil());
-  m.def("goes_backward_from", &goes_backward_from, NoGil(), py::arg("loss"));
+  m.def("is_of_micro_batch", &is_of_micro_batch, NoGil(), py::arg("loss"));
   m.def("update_begins", &update_begins, NoGil());
   m.def("micro_batch_begins", &micro_batch_begins, NoGil(), py::arg("stage"));
   m.def("micro_batch_ends", &micro_batch_ends, NoGil());

@@ -49,13 +49,16 @@ class BackwardPasses:
             return result.detach() if may_skip_backward and isinstance(result, torch.Tensor) else result
         if not isinstance(result, torch.Tensor):
             return self._only
-        if not result.requires_grad or any(root() is result for root in self._seen):
+        if not result.requires_grad:
             return result
+        if any(root() is result for root in self._seen):
+            return result.detach()
         self._note_nodes()
-        goes_backward = self._of_micro_batches and _core.goes_backward_from(result)
-        if not goes_backward and not self._passed.have_all_of(result):
-            raise UsageError(
-                "step: it calls backward() on one loss and returns another, whose gradient would be missing; return their "
-                "sum, or call backward() on it, or return it detached"
-            )
-        return result
+        if self._passed.have_all_of(result):
+            return result.detach()
+        if self._of_micro_batches and _core.is_of_micro_batch(result):  # which has not gone backward
+            return result.detach() if may_skip_backward else result
+        raise UsageError(
+            "step: it calls backward() on one loss and returns another, whose gradient would be missing; return their sum, "
+            "or call backward() on it, or return it detached"
+        )

@@ -30,13 +30,6 @@ std::string what_room_would_change(Bytes without_room) {
       format_bytes(without_room));
 }
 
-/// For a recording without a budget in bytes: of the CPU, where the system promises more than there is, and kills who
-/// fills it. Less a part for what else the machine does meanwhile.
-std::optional<Bytes> limit_of_machine(const memory::DeviceMemory& memory) {
-  const Bytes available = memory.device().is_cpu() ? memory.capacity().available : 0;
-  return available > 0 ? std::optional(memory.stats().allocated + available - available / 16) : std::nullopt;
-}
-
 void check_limit(std::optional<Bytes> limit) {
   if (limit && *limit <= 0) throw UsageError(fmt::format("fit: the budget is {} bytes; it must be positive", *limit));
 }
@@ -47,12 +40,11 @@ RecordedStep record_step_within(std::optional<Bytes> limit, const Forward& forwa
                                 const RecordOptions& options) {
   Agreement& group = *options.agreement;
   check_limit(limit);
-  const std::optional<Bytes> most = limit ? limit : limit_of_machine(memory);
   // Close to the smallest budget it depends on the order of evictions whether there is always something left to evict:
   // where one order fails, another may not.
   std::optional<OutOfBudget::Details> least;
   const auto budget_on = [&](c10::Device device) -> std::optional<Bytes> {
-    if (device == memory.device()) return most;
+    if (device == memory.device()) return limit;
     for (const DeviceBudget& other : options.other_budgets) {
       if (memory::with_index(other.device) == device) return other.bytes;
     }
@@ -62,7 +54,7 @@ RecordedStep record_step_within(std::optional<Bytes> limit, const Forward& forwa
   for (const EvictionCost cost : {EvictionCost::Timeless, EvictionCost::Measured}) {
     const Bytes before = options.streamed ? options.streamed->totals().without_room : 0;
     try {
-      const memory::HeldLimit held(memory, most);
+      const memory::HeldLimit held(memory, limit);  // without one, too: that of the machine counts
       memory.release_cached();
       return record_step_evicting(cost, forward, memory, options);
     } catch (const RefusedElsewhere&) {
@@ -70,8 +62,9 @@ RecordedStep record_step_within(std::optional<Bytes> limit, const Forward& forwa
       (void)ask(group, Vote::No);
     } catch (...) {
       const auto refusal = memory::refusal_in(std::current_exception());
-      // Of a device without a budget here somebody else has set the limit.
-      if (!refusal || !budget_on(refusal->device)) {
+      // Of a device without a budget here somebody else has set the limit, but for that of the machine.
+      const bool is_of_machine = refusal && !limit && refusal->device == memory.device() && refusal->stats.limit;
+      if (!refusal || !(budget_on(refusal->device) || is_of_machine)) {
         tell_failure_in_step(group);
         throw;
       }
@@ -93,7 +86,7 @@ RecordedStep record_step_within(std::optional<Bytes> limit, const Forward& forwa
                                                      : "without a budget"));
   }
   // Everything that can be evicted was; what was missing then is what is missing.
-  const Bytes budget = *budget_on(least->device);
+  const Bytes budget = budget_on(least->device).value_or(least->stats.limit.value_or(0));
   const Bytes floor = plan::Budget::for_limit(budget).floor_for(least->stats.allocated + least->requested);
   throw DoesNotFit({.budget = budget,
                     .floor = floor,

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "snug/base/errors.h"
+#include "snug/memory/held_limit.h"
 #include "snug/memory/tag.h"
 #include "snug/record/profiler.h"
 #include "snug/record/recording.h"
@@ -71,6 +72,21 @@ Recorded record_first(EvictionCost cost, const Forward& forward, memory::DeviceM
   }
   return record_once(cost, forward, memory, options);
 }
+
+/// Without a limit, that of the machine: of the CPU, where the system promises more than there is, and kills who fills
+/// it. Less a part for what else runs there. To be made anew when older memory has been adopted, which counts from then
+/// on.
+class WithinMachine {
+ public:
+  explicit WithinMachine(memory::DeviceMemory& memory) {
+    if (!memory.device().is_cpu() || memory.stats().limit) return;
+    const Bytes available = memory.capacity().available;
+    if (available > 0) held_.emplace(memory, memory.stats().allocated + available - available / 16);
+  }
+
+ private:
+  std::optional<memory::HeldLimit> held_;
+};
 
 constexpr std::size_t kMostRuns = 4;
 
@@ -149,15 +165,18 @@ RecordedStep record_step_evicting(EvictionCost cost, const Forward& forward, mem
   // The first run pays for page faults and the kernels' own set-up, and shows what is used at once.
   const WindowAfterFailure as_before(options.streamed.get());
   if (options.streamed) options.streamed->try_out({});
+  std::optional<WithinMachine> within(memory);
   Recorded once = record_first(cost, forward, memory, options);
   std::vector<RecordedStep> before;
   before.push_back(bare(once.step));
 
   // What is older than the allocator counts from here on.
+  within.reset();
   for (const auto& leaf : once.leaves) {
     if (auto storage = leaf.lock()) memory::adopt(c10::Storage(std::move(storage)));
   }
   tag_weights(once.step.parameters);
+  within.emplace(memory);
   once = {};
   if (options.streamed) options.streamed->try_out({.bytes = options.streamed->totals().most_at_once});
   RecordedStep step = record_once(cost, forward, memory, options).step;

@@ -171,7 +171,10 @@ void StepRecording::backward_over(StepRun& run, record::Tape& tape) {
     micro_batches_.forget(*other);
     scope_.end_pass(*other);
   }
-  if (run.function_is_over()) return;
+  if (run.function_is_over()) {  // after micro-batches that the function went backward from, perhaps
+    recorded_.step.backward = ReturnsLoss{};
+    return;
+  }
   recorded_.step.backward =
       std::holds_alternative<CallsGrad>(options_.backward) ? options_.backward : StepBackward(CallsBackward{});
   if (options_.until == RecordUntil::Backward && !run.has_micro_batches()) {

@@ -126,9 +126,10 @@ void StepRun::refuse(const UsageError& why) {
   throw UsageError(why);
 }
 
-bool StepRun::goes_backward_from(const at::Tensor& loss) {
-  return (micro_batches_ || any_went_) && !std::holds_alternative<Stopped>(state_) && loss.defined() &&
-         loss.requires_grad() && made({torch::autograd::impl::gradient_edge(loss)}) != forward_over_.end();
+bool StepRun::is_of_micro_batch(const at::Tensor& loss) const {
+  bool has_gone = false;
+  const Pass* const pass = maker_of({torch::autograd::impl::gradient_edge(loss)}, has_gone);
+  return pass != nullptr && pass->is_micro_batch;
 }
 
 at::Tensor StepRun::operator()(const Forward& step) {
@@ -147,7 +148,10 @@ at::Tensor StepRun::operator()(const Forward& step) {
   rethrow();
   if (any_went_ && !micro_batches_ && std::holds_alternative<InForward>(state_)) end_forward();
   // A loss of a micro-batch, or of a further pass, too, where the function has not gone backward from it.
-  const bool returned = goes_backward_from(loss);
+  bool has_gone = false;
+  const bool returned = (micro_batches_ || any_went_) && !std::holds_alternative<Stopped>(state_) && loss.defined() &&
+                        loss.requires_grad() &&
+                        maker_of({torch::autograd::impl::gradient_edge(loss)}, has_gone) != nullptr;
   if (std::holds_alternative<InForward>(state_) || returned || (micro_batches_ && !any_went_)) {
     function_is_over_ = true;
     const bool has_graph = loss.defined() && loss.requires_grad();
@@ -257,20 +261,25 @@ void StepRun::micro_batch_fails() noexcept {
   if (phases_.failed) phases_.failed(*failed.tape);
 }
 
-std::vector<StepRun::Pass>::iterator StepRun::made(const Roots& roots) {
-  bool gone = false;
-  auto found = forward_over_.end();
+const StepRun::Pass* StepRun::maker_of(const Roots& roots, bool& has_gone) const {
+  const Pass* found = nullptr;
   walk(roots, [&](const torch::autograd::Node& node) {
     const auto made_it = [&](const Pass& pass) { return pass.made(node); };
-    if (found != forward_over_.end()) return false;
-    found = std::ranges::find_if(forward_over_, made_it);
-    // What is made of one that has gone backward is looked at no further.
-    const bool has_gone = std::ranges::any_of(went_, made_it);
-    gone = gone || has_gone;
-    return !has_gone;
+    if (found != nullptr) return false;
+    const auto maker = std::ranges::find_if(forward_over_, made_it);
+    if (maker != forward_over_.end()) found = &*maker;
+    const bool gone = std::ranges::any_of(went_, made_it);
+    has_gone = has_gone || gone;
+    return !gone;
   });
-  if (found != forward_over_.end()) return found;
-  return gone || forward_over_.size() != 1 ? forward_over_.end() : forward_over_.begin();
+  return found;
+}
+
+std::vector<StepRun::Pass>::iterator StepRun::made(const Roots& roots) {
+  bool has_gone = false;
+  if (const Pass* const maker = maker_of(roots, has_gone))
+    return forward_over_.begin() + (maker - forward_over_.data());
+  return has_gone || forward_over_.size() != 1 ? forward_over_.end() : forward_over_.begin();
 }
 
 void StepRun::reach_others(const Roots& roots) {

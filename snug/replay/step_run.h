@@ -95,9 +95,9 @@ class StepRun : private record::MicroBatchListener {
   void note_unrecorded_save();
   /// A region is about to begin: after a backward pass, where that is allowed, a further pass with it.
   void region_begins();
-  /// Whether a loss that the function returns is that of a forward pass that has not gone backward: the run goes
+  /// Whether a loss that the function returns is made of a micro-batch that has not gone backward: the run goes
   /// backward from it.
-  [[nodiscard]] bool goes_backward_from(const at::Tensor& loss);
+  [[nodiscard]] bool is_of_micro_batch(const at::Tensor& loss) const;
   /// Whether its backward pass is over; of several, one of them, and it is in none now.
   [[nodiscard]] bool went_backward() const noexcept;
   /// Whether the function is over, which has not gone backward itself.
@@ -150,8 +150,12 @@ class StepRun : private record::MicroBatchListener {
   [[nodiscard]] bool may_begin_further_pass() const noexcept;
   void go_backward(const at::Tensor& loss);
   void end_forward();
-  /// The one that has made the roots, or what these are made of, among those that have not gone backward; none: all of
-  /// what they are made of has gone backward.
+  /// The pass that has made the roots, or what these are made of, among those that have not gone backward; null where
+  /// none of them has. What is made of one that has gone backward is looked at no further: `has_gone` says whether
+  /// there is such.
+  const Pass* maker_of(const Roots& roots, bool& has_gone) const;
+  /// The same for a backward pass, which may begin at nodes that no pass has made: those of another thread, where there
+  /// is one pass alone. At the end: there is none.
   std::vector<Pass>::iterator made(const Roots& roots);
   /// Those that a backward pass from these roots goes through have gone backward, where they are micro-batches.
   void reach_others(const Roots& roots);

@@ -47,8 +47,9 @@ bool UpdatedLeaves::hold(const at::Tensor& written) const { return find(written)
 bool UpdatedLeaves::hold_with_gradient(const at::Tensor& written) const {
   const OfStorage* const of = find(written);
   return of != nullptr && (of->gone_with_gradient || std::ranges::any_of(of->leaves, [](const Leaf& leaf) {
+                             if (leaf.has_gradient) return true;  // it may have been taken from it since
                              const at::Tensor tensor = locked(leaf.tensor);
-                             return tensor.defined() ? tensor.grad().defined() : leaf.has_gradient;
+                             return tensor.defined() && tensor.grad().defined();
                            }));
 }
 

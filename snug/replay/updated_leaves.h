@@ -17,7 +17,7 @@ class UpdatedLeaves {
 
   /// Whether a write to this tensor is one to the storage of a leaf.
   [[nodiscard]] bool hold(const at::Tensor& written) const;
-  /// The same of leaves with a gradient; of one that is gone, with a gradient when a backward pass was last over.
+  /// The same of leaves that have a gradient, or had one when a backward pass was last over.
   [[nodiscard]] bool hold_with_gradient(const at::Tensor& written) const;
 
  private:

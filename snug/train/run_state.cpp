@@ -248,16 +248,6 @@ void RunState::save(std::int64_t step, const std::string& plan, Bytes room, repo
   }
 }
 
-void RunState::set_metric(std::int64_t step, double loss) {
-  wait();
-  if (failure_) return;  // there is no such state
-  try {
-    writer().set_metric(step, loss);
-  } catch (const Error& error) {
-    failure_ = error.what();
-  }
-}
-
 std::optional<double> RunState::metric_found() const { return found_ ? found_->manifest.metric : std::nullopt; }
 
 state::StateWriter& RunState::writer() {
@@ -272,11 +262,18 @@ void RunState::write(std::int64_t step, const std::string& plan, Bytes room) {
 }
 
 void RunState::wait() {
+  const auto metric = std::exchange(metric_, std::nullopt);
   try {
     if (writer_) writer_->wait();
   } catch (const Error& error) {
     failure_ = error.what();
     --saved_;
+  }
+  if (!metric || failure_) return;  // there is no such state
+  try {
+    writer().set_metric(metric->first, metric->second);
+  } catch (const Error& error) {
+    failure_ = error.what();
   }
 }
 

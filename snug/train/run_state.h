@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "snug/base/bytes.h"
@@ -44,9 +45,9 @@ class RunState {
   /// necessary. With MayBeGone the first process calls it alone, which a state in shards does not allow.
   enum class Others : std::uint8_t { Wait, MayBeGone };
   void save(std::int64_t step, const std::string& plan, Bytes room, report::Progress& progress, Others others);
-  /// Notes the validation loss in the state of `step`, which was saved last or is the one that the run goes on from.
-  /// For the process that writes. Failures are told as those of save() are.
-  void set_metric(std::int64_t step, double loss);
+  /// Notes the validation loss in the state of `step`, which was saved last or is the one that the run goes on from:
+  /// with the next save, or at the end, as it may be written still. For the process that writes.
+  void set_metric(std::int64_t step, double loss) { metric_ = {step, loss}; }
   /// The same of the state that was found.
   [[nodiscard]] std::optional<double> metric_found() const;
 
@@ -82,6 +83,7 @@ class RunState {
   std::optional<state::StateFolder> found_;
   std::vector<std::filesystem::path> damaged_;
   std::optional<state::StateWriter> writer_;
+  std::optional<std::pair<std::int64_t, double>> metric_;  // of a step, to be noted in its state
   std::optional<std::string> failure_;
   std::int64_t saved_ = 0;
   Bytes most_copied_ = 0;

@@ -45,6 +45,8 @@ class Sink {
   virtual void begins(const Config& /*config*/, std::int64_t /*parameters*/) {}
   /// After each step, before its state is saved and it is validated.
   virtual void step(const StepRecord& /*record*/) {}
+  /// It was validated after so many steps.
+  virtual void validated(std::int64_t /*steps*/, double /*loss*/) {}
   /// The same step once more, after that.
   virtual void step_over(const StepRecord& /*record*/) {}
   /// No step follows, and what the run leaves has yet to be saved.

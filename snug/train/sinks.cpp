@@ -62,8 +62,8 @@ void MetricsSink::step(const StepRecord& record) {
   write(line);
 }
 
-void MetricsSink::step_over(const StepRecord& record) {
-  if (record.validation_loss) write({{"validation", {{"step", record.step}, {"loss", *record.validation_loss}}}});
+void MetricsSink::validated(std::int64_t steps, double loss) {
+  write({{"validation", {{"step", steps}, {"loss", loss}}}});
 }
 
 void MetricsSink::ends(const TrainResult& result) {
@@ -78,11 +78,12 @@ void MonitorSink::step_over(const StepRecord& record) {
 
 void MonitorSink::ends(const TrainResult& /*result*/) { monitor_.close(); }
 
+void SummarySink::validated(std::int64_t /*steps*/, double loss) { result_.validation_loss = loss; }
+
 void SummarySink::step_over(const StepRecord& record) {
   seconds_.push_back(record.seconds);
   result_.replayed_ops = record.replayed_ops;
   result_.evictions += record.evictions;
-  if (record.validation_loss) result_.validation_loss = record.validation_loss;
 }
 
 void SummarySink::steps_end() {

@@ -32,7 +32,7 @@ class MetricsSink final : public Sink {
   MetricsSink(const std::filesystem::path& file, JsonLines::Existing existing, report::Progress& progress);
   void begins(const Config& config, std::int64_t parameters) override;
   void step(const StepRecord& record) override;
-  void step_over(const StepRecord& record) override;
+  void validated(std::int64_t steps, double loss) override;
   void ends(const TrainResult& result) override;
 
  private:
@@ -61,6 +61,7 @@ class MonitorSink final : public Sink {
 class SummarySink final : public Sink {
  public:
   SummarySink(TrainResult& result, std::int64_t tokens_per_step) : result_(result), tokens_per_step_(tokens_per_step) {}
+  void validated(std::int64_t steps, double loss) override;
   void step_over(const StepRecord& record) override;
   void steps_end() override;
 

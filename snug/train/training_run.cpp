@@ -1,5 +1,6 @@
 #include "snug/train/training_run.h"
 
+#include <c10/util/ScopeExit.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -94,7 +95,7 @@ void TrainingRun::run_steps() {
   started_ = monotonic_seconds();
   save_clock_.start();
   // The run before ended behind its last save, and in front of the loss.
-  if (done_ == config_.train.steps && !state_.metric_found()) result_.validation_loss = validate();
+  if (done_ == config_.train.steps && !state_.metric_found()) (void)validate();
   while (!is_last()) {
     const StepRecord record = run_step(batches);
     for (const auto& sink : sinks_) sink->step_over(record);
@@ -221,7 +222,9 @@ std::optional<double> TrainingRun::validate() {
     if (stops()) save();
   };
   const std::optional<double> loss = experiment_.validation_loss(save_if_stopped);
-  if (loss && saves() && done_ == saved_at_) state_.set_metric(done_, *loss);
+  if (!loss) return loss;
+  if (saves() && done_ == saved_at_) state_.set_metric(done_, *loss);
+  for (const auto& sink : sinks_) sink->validated(done_, *loss);
   return loss;
 }
 
@@ -229,7 +232,8 @@ void TrainingRun::save(RunState::Others others) {
   forget_save_request();
   if (config_.output.folder.empty() || done_ == saved_at_ || (others == RunState::Others::MayBeGone && !saves()))
     return;
-  saved_at_ = done_;
+  const std::int64_t before = std::exchange(saved_at_, done_);
+  auto not_saved = c10::make_scope_exit([&] { saved_at_ = before; });
   experiment_.team().doing(fmt::format("saving behind step {}", done_));
   // Of now: a session plans anew when a step or the memory around it changes.
   std::string plan;
@@ -237,6 +241,7 @@ void TrainingRun::save(RunState::Others others) {
   save_clock_.begin_save();
   state_.save(done_, plan, room_beside(session_, experiment_.memory()), progress_, others);
   save_clock_.end_save();
+  not_saved.release();
 }
 
 void TrainingRun::finish_result() {

@@ -148,23 +148,101 @@ def test_a_loss_beside_a_pass_in_front_of_the_micro_batches_is_refused():
         snug.fit(step, x, budget="1GiB")
 
 
-def test_a_loss_that_is_in_no_micro_batch_has_its_gradient():
+def test_a_loss_that_is_in_no_micro_batch_is_refused():
     model, x = small()
 
-    def step(batch, backward_of_last=False):
+    def step(batch):
         for part in batch.chunk(2):
             with snug.micro_batch():
                 loss = model(part).square().mean()
             loss.backward()
-        last = model(batch).mean()
-        if backward_of_last:
-            last.backward()
-        return last
+        return model(batch).square().mean()
 
-    _, found = gradients_of(step, model, x)
+    with pytest.raises(snug.UsageError, match="gradient would be missing"):
+        snug.fit(step, x, budget="1GiB")
+
+
+def plain_gradients(step, model, x):
     model.zero_grad()
-    step(x, backward_of_last=True)
-    assert all(torch.equal(f, p.grad) for f, p in zip(found, model.parameters(), strict=True))
+    step(x)
+    return [p.grad.clone() for p in model.parameters()]
+
+
+def test_a_loss_of_another_thread_that_went_backward_has_gone():
+    model, x = small()
+
+    def step(batch):
+        loss = in_thread(lambda: model(batch).square().mean())
+        loss.backward(retain_graph=True)
+        return loss
+
+    expected = plain_gradients(step, model, x)
+    _, found = gradients_of(step, model, x)
+    assert all(torch.equal(f, e) for f, e in zip(found, expected, strict=True))
+
+
+def test_a_loss_between_micro_batches_that_went_backward_has_gone():
+    model, x = small()
+
+    def step(batch):
+        for part in batch.chunk(2):
+            with snug.micro_batch():
+                loss = model(part).square().mean()
+            loss.backward()
+        penalty = sum(p.square().sum() for p in model.parameters())
+        penalty.backward(retain_graph=True)
+        with snug.micro_batch():
+            model(batch).mean()
+        return penalty
+
+    expected = plain_gradients(step, model, x)
+    _, found = gradients_of(step, model, x)
+    assert all(torch.equal(f, e) for f, e in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("returned", ["last", "sum"])
+def test_a_micro_batch_that_is_skipped_stays_without_gradients(returned):
+    model, x = small()
+
+    def step(batch):
+        total = 0
+        for part in batch.chunk(2):
+            with snug.micro_batch():
+                loss = model(part).square().mean()
+            if loss.isfinite():
+                loss.backward()
+            total = total + loss
+        return loss if returned == "last" else total
+
+    with snug.fit(step, x, budget="1GiB") as session:
+        bad = x.clone()
+        bad[-1] = float("inf")
+        expected = plain_gradients(step, model, bad)
+        model.zero_grad()
+        session.backward(bad)
+        assert all(torch.equal(p.grad, e) for p, e in zip(model.parameters(), expected, strict=True))
+        assert all(e.isfinite().all() for e in expected)
+
+
+def test_an_update_that_takes_gradients_first_is_not_run_by_a_recording():
+    model, x = small()
+    updates = []
+
+    def step(batch):
+        for part in batch.chunk(2):
+            with snug.micro_batch():
+                loss = model(part).square().mean()
+            loss.backward()
+        for p in model.parameters():
+            gradient, p.grad = p.grad, None
+            with torch.no_grad():
+                p.sub_(0.1 * gradient)
+        updates.append(1)
+
+    with snug.fit(step, x, budget="1GiB") as session:
+        assert not updates
+        session.backward(x)
+    assert updates == [1]
 
 
 def in_thread(function):

@@ -38,9 +38,8 @@ TEST(Sinks, SummarizeTheSteps) {
   TrainResult result;
   SummarySink sink(result, /*tokens_per_step=*/100);
   for (const double seconds : {1.0, 4.0, 2.0}) sink.step_over(step_of(static_cast<std::int64_t>(seconds), seconds));
-  StepRecord validated = step_of(3, 2.0);
-  validated.validation_loss = 1.5;
-  sink.step_over(validated);
+  sink.validated(3, 1.5);
+  sink.step_over(step_of(3, 2.0));
   sink.step_over(step_of(4, 2.0));
   sink.steps_end();
   EXPECT_EQ(result.step_seconds_median, 2.0);
@@ -61,8 +60,7 @@ TEST(Sinks, MetricsHaveALineForEachStepBetweenConfigurationAndResult) {
   record.learning_rate = 3e-4;
   sink.step(record);
   sink.step_over(record);
-  record.validation_loss = 3;
-  sink.step_over(record);
+  sink.validated(4, 3);
   sink.ends(TrainResult{});
   std::vector<nlohmann::json> lines;
   std::istringstream text(read_text(file));
@@ -74,7 +72,7 @@ TEST(Sinks, MetricsHaveALineForEachStepBetweenConfigurationAndResult) {
   EXPECT_EQ(lines[1]["tokens"], 4096);
   EXPECT_EQ(lines[1]["epoch"], 0.25);
   EXPECT_EQ(lines[1]["learning_rate"], 3e-4);
-  EXPECT_EQ(lines[2].dump(), R"({"validation":{"loss":3.0,"step":0}})");
+  EXPECT_EQ(lines[2].dump(), R"({"validation":{"loss":3.0,"step":4}})");
   EXPECT_TRUE(lines[3].contains("result"));
 }
 
