@@ -37,7 +37,6 @@ struct Job {
   at::Tensor weight = torch::zeros({64, 32}), bias = torch::zeros({32}), moment = torch::zeros({64, 32});
   std::int64_t position = 0;
   TrainingState state;
-
   Job() {
     state.add_tensors("weights", {{"weight", weight}, {"bias", bias}});
     state.add_tensors("optimizer", {{"moment", moment}});
@@ -295,10 +294,9 @@ TEST(TrainingState, AnOlderStateGoesOnWithTheDefaultsOfNewParts) {
   StateWriter writer(folder, {.last = 2, .best = 1});
   for (std::int64_t step = first;; ++step) {
     run.be_at(step);
-    const double metric = static_cast<double>((step * 7919) % 101);
     writer.write(run.state, step, {}, step % 3 == 0 ? 0 : Bytes{1} << 20);
     if (step % 5 == 0) writer.write(run.state, step);
-    if (step % 2 == 0) writer.set_metric(step, metric);
+    if (step % 2 == 0) writer.set_metric(step, static_cast<double>((step * 7919) % 101));
   }
 }
 
