@@ -35,17 +35,17 @@ void PassedNodes::add(const torch::autograd::edge_list& roots) {
   for (const Node* const node : found) {
     Ranges& ranges = by_thread_[node->thread_id()];
     const std::uint64_t number = node->sequence_nr();
-    const auto next = ranges.upper_bound(number);
-    auto own = next;
-    if (next != ranges.begin() && std::prev(next)->second == number) {
-      own = std::prev(next);
+    const auto behind = ranges.upper_bound(number);
+    auto own = behind;
+    if (behind != ranges.begin() && std::prev(behind)->second == number) {
+      own = std::prev(behind);
       own->second = number + 1;
     } else {
-      own = ranges.emplace_hint(next, number, number + 1);
+      own = ranges.emplace_hint(behind, number, number + 1);
     }
-    if (next != ranges.end() && next->first == number + 1) {
-      own->second = next->second;
-      ranges.erase(next);
+    if (behind != ranges.end() && behind->first == number + 1) {
+      own->second = behind->second;
+      ranges.erase(behind);
     }
   }
 }
