@@ -158,9 +158,8 @@ TEST(Recording, WithoutABudgetTakesNoMoreThanTheMachineHas) {
   const Bytes available = memory::machine_memory().available;
   if (!test_device().is_cpu() || available == 0) GTEST_SKIP() << "the system does not tell";
   const at::Tensor x = torch::rand({8}).requires_grad_();
-  std::vector<at::Tensor> unfilled;  // costs nothing, and counts
   const auto step = [&] {
-    unfilled.clear();
+    std::vector<at::Tensor> unfilled;  // costs nothing, and counts
     for (int i = 0; i < 12; ++i) unfilled.push_back(at::empty({available / 8}, at::kByte));
     return x.exp().sum();
   };
@@ -172,7 +171,6 @@ TEST(Recording, WithoutABudgetTakesNoMoreThanTheMachineHas) {
     EXPECT_THAT(refused.what(), ::testing::HasSubstr("this machine has"));
     EXPECT_THAT(refused.what(), ::testing::HasSubstr("use a smaller batch or sequence"));
   }
-  unfilled.clear();
   EXPECT_EQ(test_memory().stats().limit, std::nullopt);
 }
 
