@@ -33,7 +33,7 @@ class OpenFile {
 
 }  // namespace
 
-MappedFile::MappedFile(const std::filesystem::path& path, Writes writes) : path_(path), writes_(writes) {
+MappedFile::MappedFile(const std::filesystem::path& path, Writes writes) : path_(path.string()), writes_(writes) {
   const OpenFile file(path);
   struct stat status {};
   if (::fstat(file.descriptor(), &status) != 0) throw_system_error(errno);

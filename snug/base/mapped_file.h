@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <span>
+#include <string>
 #include <string_view>
 
 namespace snug {
@@ -30,14 +31,14 @@ class MappedFile {
   /// Copies out.size() bytes from `offset` on, which must be inside. False where the file has become shorter than it
   /// was when it was mapped; a file that has replaced it under its name does not count.
   [[nodiscard]] bool copy(std::size_t offset, std::span<std::uint8_t> out) const noexcept;
-  [[nodiscard]] const std::filesystem::path& path() const noexcept { return path_; }
+  [[nodiscard]] const std::string& path() const noexcept { return path_; }
   /// The pages that were read no longer count as this process's memory. Only where writes are forbidden.
   void let_go() const noexcept;
 
  private:
   [[nodiscard]] bool is_shorter() const noexcept;
 
-  std::filesystem::path path_;
+  std::string path_;  // which takes a tenth of what std::filesystem::path does, and a corpus may have thousands
   std::uint64_t device_ = 0, number_ = 0;  // of the file
   std::span<const std::uint8_t> bytes_;
   Writes writes_;

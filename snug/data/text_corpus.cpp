@@ -137,7 +137,7 @@ void TextCorpus::copy(Bytes offset, std::span<std::uint8_t> out) const {
       throw Error(
           fmt::format("reading text: {}: it has become shorter since it was opened; do not change data.path "
                       "while a run reads it",
-                      files_[file].path().string()));
+                      files_[file].path()));
     files_[file].let_go();
     out = out.subspan(count);
     ++file;
