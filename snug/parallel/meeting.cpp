@@ -1,6 +1,5 @@
 #include "snug/parallel/meeting.h"
 
-#include <c10/util/Exception.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -8,6 +7,7 @@
 #include <cstdint>
 #include <random>
 #include <string_view>
+#include <thread>
 #include <vector>
 
 #include "snug/base/errors.h"
@@ -19,10 +19,8 @@ using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
 constexpr const char* kCalls = "snug/calls";
-constexpr milliseconds kPause{500};  // until somebody who waits looks whether there is another call
 
 std::string prefix_of(std::int64_t call) { return fmt::format("snug/{}", call); }
-std::string called_key(std::int64_t call) { return prefix_of(call) + "/called"; }
 std::string met_key(std::int64_t call) { return prefix_of(call) + "/met"; }
 std::string answer_key(std::int64_t call, int rank) { return fmt::format("{}/answer/{}", prefix_of(call), rank); }
 
@@ -41,35 +39,25 @@ std::string value_of(c10d::Store& store, const std::string& key) {
   return {bytes.begin(), bytes.end()};
 }
 
-/// Whether all keys are there within that time.
-bool are_there(c10d::Store& store, const std::vector<std::string>& keys, milliseconds time) {
-  try {
-    store.wait(keys, std::max(time, milliseconds(1)));
-    return true;
-  } catch (const c10::DistStoreError&) {  // NOLINT(bugprone-empty-catch): says that the time is over
-    return false;
+/// Asks again and again, less and less often: c10d prints a warning where a wait at its store takes as long as it may.
+/// False where the time is over.
+template <class Ask>
+bool comes_true(milliseconds timeout, const Ask& ask) {
+  constexpr milliseconds kFirst{5}, kLongest{500};
+  const Clock::time_point until = Clock::now() + timeout;
+  for (milliseconds pause = kFirst;; pause = std::min(2 * pause, kLongest)) {
+    if (ask()) return true;
+    if (Clock::now() >= until) return false;
+    std::this_thread::sleep_until(std::min(until, Clock::now() + pause));
   }
 }
 
-class Waiting {
- public:
-  explicit Waiting(milliseconds time) : until_(Clock::now() + time) {}
-  [[nodiscard]] milliseconds left() const {
-    return std::max(std::chrono::duration_cast<milliseconds>(until_ - Clock::now()), milliseconds(0));
-  }
-  [[nodiscard]] bool is_over() const { return Clock::now() >= until_; }
-
- private:
-  Clock::time_point until_;
-};
-
 std::string call_together(c10d::Store& store, int size, milliseconds timeout) {
   const std::int64_t call = store.add(kCalls, 1);
-  set(store, called_key(call), "1");
   set(store, answer_key(call, 0), new_number());
   std::vector<std::string> keys;
   for (int rank = 0; rank < size; ++rank) keys.push_back(answer_key(call, rank));
-  if (!are_there(store, keys, timeout)) {
+  if (!comes_true(timeout, [&] { return store.check(keys); })) {
     std::vector<int> absent;
     for (int rank = 0; rank < size; ++rank) {
       if (!store.check({keys[static_cast<std::size_t>(rank)]})) absent.push_back(rank);
@@ -88,24 +76,20 @@ std::string call_together(c10d::Store& store, int size, milliseconds timeout) {
 
 std::string answer(c10d::Store& store, int rank, milliseconds timeout) {
   const std::string own = new_number();
-  const Waiting waiting(timeout);
-  const auto pause = [&] { return std::min(waiting.left(), kPause); };
   std::int64_t answered = 0;
   bool is_of_others = false;  // the meeting of that call
-  while (!waiting.is_over()) {
+  const bool has_met = comes_true(timeout, [&] {
     const std::int64_t call = store.check({kCalls}) ? store.add(kCalls, 0) : 0;
     if (call > answered) {
       set(store, answer_key(call, rank), own);
       answered = call;
       is_of_others = false;
     }
-    if (answered == 0 || is_of_others) {
-      (void)are_there(store, {called_key(answered + 1)}, pause());
-    } else if (are_there(store, {met_key(answered)}, pause())) {
-      if (value_of(store, met_key(answered)).find(own) != std::string::npos) return prefix_of(answered);
-      is_of_others = true;
-    }
-  }
+    if (answered == 0 || is_of_others || !store.check({met_key(answered)})) return false;
+    is_of_others = value_of(store, met_key(answered)).find(own) == std::string::npos;
+    return !is_of_others;
+  });
+  if (has_met) return prefix_of(answered);
   throw Error(answered == 0 || is_of_others ? "rank 0 did not come" : "rank 0 has waited for others");
 }
 
