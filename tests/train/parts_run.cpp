@@ -51,6 +51,7 @@ void expect_close(const fs::path& found, const fs::path& expected, const std::st
   const Lines one = lines_of(expected), team = lines_of(found);
   ASSERT_EQ(team.size(), one.size()) << what;
   for (const auto& [step, numbers] : one) {
+    ASSERT_EQ(team.at(step).size(), numbers.size()) << what;
     for (std::size_t i = 0; i < numbers.size(); ++i) {
       const auto& number = team.at(step)[i];
       ASSERT_EQ(number.is_number(), numbers[i].is_number()) << what;

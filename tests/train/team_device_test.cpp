@@ -46,7 +46,10 @@ void run_alone(Config config, const std::filesystem::path& folder) {
 /// With those of validation.
 std::vector<nlohmann::ordered_json> losses_of(const std::filesystem::path& folder) {
   std::vector<nlohmann::ordered_json> losses;
-  for (const auto& [step, numbers] : lines_of(folder)) losses.push_back({numbers[0], numbers[2]});
+  for (auto [step, numbers] : lines_of(folder)) {
+    numbers.erase(1);  // the gradients' norm
+    losses.push_back(numbers);
+  }
   return losses;
 }
 
