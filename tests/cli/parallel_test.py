@@ -215,7 +215,9 @@ class Together(Command):
         self.assert_refused(alone, 2, "parallel.pipeline = 4", "alone", "--nproc-per-node 4")
 
     def test_goes_on_where_torchrun_starts_it_again(self):
-        python = next((p for p in (sys.executable, SOURCE / ".venv" / "bin" / "python") if subprocess.run(
+        environments = (os.environ.get("VIRTUAL_ENV"), SOURCE / ".venv")
+        pythons = [sys.executable, *(pathlib.Path(e, "bin", "python") for e in environments if e)]
+        python = next((p for p in pythons if os.path.exists(p) and subprocess.run(
             [p, "-c", "import torch.distributed.run"], capture_output=True).returncode == 0), None)
         if python is None:
             self.skipTest("no Python here has torchrun")
