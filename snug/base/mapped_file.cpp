@@ -64,7 +64,7 @@ bool MappedFile::copy(std::size_t offset, std::span<std::uint8_t> out) const noe
     out = out.subspan(static_cast<std::size_t>(copied));
     from += copied;
   }
-  return !is_shorter();  // what is behind the end in its last page reads as zeros
+  return !is_shorter();  // past the end of the file, the rest of its last page reads as zeros
 }
 
 bool MappedFile::is_shorter() const noexcept {

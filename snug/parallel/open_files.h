@@ -4,8 +4,8 @@
 
 namespace snug::parallel {
 
-/// Before `more` files, sockets or the like are opened: raises the limit of this process (RLIMIT_NOFILE) to what they
-/// need, if the hard limit allows it. Throws UsageError, saying what for, where it does not. Any thread.
+/// Makes sure that this process can open `more` further file descriptors: raises the soft limit (RLIMIT_NOFILE) if
+/// necessary. Throws UsageError, with `what` they are for, if the hard limit is too low. Any thread.
 void allow_open_files(int more, const std::string& what);
 
 }  // namespace snug::parallel

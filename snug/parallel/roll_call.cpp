@@ -19,7 +19,7 @@ namespace {
 std::string noticed_key(int rank) { return fmt::format("roll/noticed/{}", rank); }
 std::string present_key(int rank) { return fmt::format("roll/present/{}", rank); }
 std::string doing_key(int rank) { return fmt::format("roll/doing/{}", rank); }
-/// Of who asks for all that are in a group, and of what that one found. A group may have a thousand ranks.
+/// A key for one group of ranks, hashed because a group may have a thousand of them.
 std::string group_key(std::string_view what, const std::vector<int>& ranks) {
   return fmt::format("roll/{}/{}", what, hash_128(std::as_bytes(std::span(ranks))));
 }
@@ -47,7 +47,7 @@ std::string within(std::chrono::milliseconds patience, Ask ask) {
   return answer.wait_for(patience) == std::future_status::ready ? answer.get() : std::string();
 }
 
-/// By rank, with what it said last that it does: a line each.
+/// The missing ranks, one line each: "<rank> <what it was doing>".
 std::string absent_of(c10d::Store& store, const std::vector<int>& ranks, std::chrono::milliseconds patience) {
   std::vector<std::string> present;
   for (const int rank : ranks) present.push_back(present_key(rank));
@@ -78,8 +78,8 @@ std::string described(const std::string& lines, int own) {
                           : fmt::format("the processes of ranks {} have", fmt::join(each, ", "));
 }
 
-/// The first that notices finds out who is missing; the others wait for what it finds, so that a thousand of them do
-/// not ask for all of each other.
+/// The first process that notices the failure looks for missing ranks and publishes the result; the others wait for
+/// it. So the number of store requests is linear in the number of processes.
 std::string call(c10d::Store& store, int own, const std::vector<int>& ranks, std::chrono::milliseconds patience) {
   store.set(noticed_key(own), bytes_of("1"));
   store.set(present_key(own), bytes_of("1"));

@@ -24,7 +24,7 @@ class World {
  public:
   /// Waits for all of them. The interface that GLOO_SOCKET_IFNAME names is used, or the local one where all are on one
   /// machine, or that of the machine's name. SIGPIPE, where nobody handles it, is ignored from then on, as Python does:
-  /// a process that is gone would end those that write to it. Throws GroupFailed where they are not all here in time;
+  /// a process that is gone would end those that write to it. Throws GroupFailed if not all processes come in time;
   /// UsageError where this process may not open as many sockets as there are processes (see allow_open_files).
   static std::shared_ptr<World> meet(const Launched& launched, const MeetOptions& options = {});
 
