@@ -115,6 +115,19 @@ def gradients_of(step, model, x):
     return loss, [p.grad for p in model.parameters()]
 
 
+def plain_gradients(step, model, x):
+    model.zero_grad()
+    step(x)
+    return [p.grad.clone() for p in model.parameters()]
+
+
+def has_plain_gradients(step, plain_step, model, x):
+    """Of a session's step, which is to have those of another one without a session. Returns its loss."""
+    loss, found = gradients_of(step, model, x)
+    assert all(torch.equal(f, e) for f, e in zip(found, plain_gradients(plain_step, model, x), strict=True))
+    return loss
+
+
 def test_a_leaf_is_returned_beside_micro_batches():
     model, x = small()
 
@@ -125,11 +138,7 @@ def test_a_leaf_is_returned_beside_micro_batches():
             loss.backward()
         return torch.tensor(1.0, requires_grad=True)
 
-    loss, found = gradients_of(step, model, x)
-    assert loss.item() == 1.0
-    model.zero_grad()
-    step(x)
-    assert all(torch.equal(f, p.grad) for f, p in zip(found, model.parameters(), strict=True))
+    assert has_plain_gradients(step, step, model, x).item() == 1.0
 
 
 def test_a_loss_beside_a_pass_in_front_of_the_micro_batches_is_refused():
@@ -162,12 +171,6 @@ def test_a_loss_that_is_in_no_micro_batch_is_refused():
         snug.fit(step, x, budget="1GiB")
 
 
-def plain_gradients(step, model, x):
-    model.zero_grad()
-    step(x)
-    return [p.grad.clone() for p in model.parameters()]
-
-
 def test_a_loss_of_another_thread_that_went_backward_has_gone():
     model, x = small()
 
@@ -176,9 +179,7 @@ def test_a_loss_of_another_thread_that_went_backward_has_gone():
         loss.backward(retain_graph=True)
         return loss
 
-    expected = plain_gradients(step, model, x)
-    _, found = gradients_of(step, model, x)
-    assert all(torch.equal(f, e) for f, e in zip(found, expected, strict=True))
+    has_plain_gradients(step, step, model, x)
 
 
 def test_a_loss_between_micro_batches_that_went_backward_has_gone():
@@ -193,9 +194,7 @@ def test_a_loss_between_micro_batches_that_went_backward_has_gone():
         penalty.backward(retain_graph=True)
         return penalty
 
-    expected = plain_gradients(step, model, x)
-    _, found = gradients_of(step, model, x)
-    assert all(torch.equal(f, e) for f, e in zip(found, expected, strict=True))
+    has_plain_gradients(step, step, model, x)
 
 
 @pytest.mark.parametrize("returned", ["last", "sum"])
@@ -264,10 +263,7 @@ def test_threads_that_make_parts_of_micro_batches_count_their_nodes_apart():
                 loss.backward()
         return loss
 
-    _, found = gradients_of(step, model, x)
-    model.zero_grad()
-    step(x, backward_of_last=True)
-    assert all(torch.equal(f, p.grad) for f, p in zip(found, model.parameters(), strict=True))
+    has_plain_gradients(step, lambda batch: step(batch, backward_of_last=True), model, x)
 
 
 def test_a_backward_pass_that_fails_has_not_gone_through_its_graph():
@@ -290,7 +286,7 @@ def test_a_backward_pass_that_fails_has_not_gone_through_its_graph():
             pass
         return one + other
 
-    with pytest.raises((snug.UsageError, ArithmeticError)):
+    with pytest.raises(snug.UsageError):
         snug.fit(step, x, budget="1GiB")
 
 
@@ -309,11 +305,7 @@ def test_the_last_loss_may_share_a_part_that_went_backward():
             other.backward()
         return other
 
-    _, found = gradients_of(step, model, x)
-    head.zero_grad()
-    model.zero_grad()
-    step(x, backward_of_last=True)
-    assert all(torch.equal(f, p.grad) for f, p in zip(found, model.parameters(), strict=True))
+    has_plain_gradients(step, lambda batch: step(batch, backward_of_last=True), model, x)
 
 
 @pytest.mark.parametrize("dies_first", [False, True])
