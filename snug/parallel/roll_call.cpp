@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <chrono>
+#include <cstdint>
 #include <future>
 #include <span>
 #include <sstream>
@@ -14,6 +16,9 @@
 
 namespace snug::parallel {
 namespace {
+
+/// Between two requests. c10d prints a warning where its own wait takes as long as it may.
+constexpr std::chrono::milliseconds kPause{50};
 
 /// Of a process that has noticed the failure. A process that has noticed, or has left, is not waited for.
 std::string noticed_key(int rank) { return fmt::format("roll/noticed/{}", rank); }
@@ -51,7 +56,6 @@ std::string within(std::chrono::milliseconds patience, Ask ask) {
 std::string absent_of(c10d::Store& store, const std::vector<int>& ranks, std::chrono::milliseconds patience) {
   std::vector<std::string> present;
   for (const int rank : ranks) present.push_back(present_key(rank));
-  constexpr std::chrono::milliseconds kPause{50};  // c10d prints a warning where a wait takes as long as it may
   const auto until = std::chrono::steady_clock::now() + patience;
   while (!store.check(present) && std::chrono::steady_clock::now() < until) std::this_thread::sleep_for(kPause);
   std::string lines;
@@ -78,21 +82,34 @@ std::string described(const std::string& lines, int own) {
                           : fmt::format("the processes of ranks {} have", fmt::join(each, ", "));
 }
 
+/// Waits until `count` processes have read the result. For rank 0, which may hold the store: when it ends, those that
+/// are still reading find nobody.
+void wait_for_readers(c10d::Store& store, const std::string& read, std::int64_t count,
+                      std::chrono::milliseconds patience) {
+  const auto until = std::chrono::steady_clock::now() + patience;
+  while (store.add(read, 0) < count && std::chrono::steady_clock::now() < until) std::this_thread::sleep_for(kPause);
+}
+
 /// The first process that notices the failure looks for missing ranks and publishes the result; the others wait for
 /// it. So the number of store requests is linear in the number of processes.
 std::string call(c10d::Store& store, int own, const std::vector<int>& ranks, std::chrono::milliseconds patience) {
   store.set(noticed_key(own), bytes_of("1"));
   store.set(present_key(own), bytes_of("1"));
-  const std::string found = group_key("found", ranks);
+  const std::string found = group_key("found", ranks), read = group_key("read", ranks);
   const std::vector<std::uint8_t> me = bytes_of(std::to_string(own));
   if (store.compareSet(group_key("asks", ranks), {}, me) == me) {
-    const std::string lines = absent_of(store, ranks, patience);
-    store.set(found, bytes_of(lines));
-    // Read back: set() does not wait, and this process may end, and the store with it.
-    return described(text_of(store, found), own);
+    store.set(found, bytes_of(absent_of(store, ranks, patience)));
+  } else {
+    store.wait({found}, patience + patience / 2);
   }
-  store.wait({found}, patience + patience / 2);
-  return described(text_of(store, found), own);
+  // The asker reads it back, too: set() does not wait, and this process may end before the store has it.
+  const std::string lines = text_of(store, found);
+  store.add(read, 1);
+  if (own == 0) {
+    const auto readers = static_cast<std::ptrdiff_t>(ranks.size()) - std::ranges::count(lines, '\n');
+    wait_for_readers(store, read, readers, patience / 2);
+  }
+  return described(lines, own);
 }
 
 }  // namespace

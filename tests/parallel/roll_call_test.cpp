@@ -10,6 +10,7 @@
 #include <future>
 #include <numeric>
 #include <string>
+#include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <vector>
 
@@ -45,7 +46,35 @@ class CountingStore final : public c10d::HashStore {
     ++requests;
     HashStore::wait(keys, timeout);
   }
+  std::int64_t add(const std::string& key, std::int64_t value) override {
+    ++requests;
+    return HashStore::add(key, value);
+  }
   std::atomic<int> requests = 0;
+};
+
+/// The same store for a process that takes its time to read.
+class SlowReads final : public c10d::HashStore {
+ public:
+  using c10d::HashStore::set;
+  explicit SlowReads(c10::intrusive_ptr<c10d::HashStore> store) : store_(std::move(store)) {}
+  void set(const std::string& key, const std::vector<std::uint8_t>& value) override { store_->set(key, value); }
+  std::vector<std::uint8_t> compareSet(const std::string& key, const std::vector<std::uint8_t>& expected,
+                                       const std::vector<std::uint8_t>& desired) override {
+    return store_->compareSet(key, expected, desired);
+  }
+  std::vector<std::uint8_t> get(const std::string& key) override {
+    std::this_thread::sleep_for(300ms);
+    return store_->get(key);
+  }
+  bool check(const std::vector<std::string>& keys) override { return store_->check(keys); }
+  void wait(const std::vector<std::string>& keys, const std::chrono::milliseconds& timeout) override {
+    store_->wait(keys, timeout);
+  }
+  std::int64_t add(const std::string& key, std::int64_t value) override { return store_->add(key, value); }
+
+ private:
+  c10::intrusive_ptr<c10d::HashStore> store_;
 };
 
 std::vector<int> ranks_below(int count) {
@@ -91,11 +120,34 @@ TEST(RollCall, OneThatNoticesLateFindsOthersAndNotItself) {
   EXPECT_EQ(RollCall(store, 1, 100ms).missing(ranks_below(4)), "the process of rank 2 has");
 }
 
+/// The store may end with the process of rank 0.
+TEST(RollCall, TheFirstRankStaysUntilAllHaveRead) {
+  const auto store = c10::make_intrusive<CountingStore>();
+  const auto slow = c10::make_intrusive<SlowReads>(store);
+  auto other = std::async(std::launch::async, [&] { return RollCall(slow, 2, 2s).missing({0, 1, 2}); });
+  RollCall(store, 1, 2s).leave();
+  EXPECT_EQ(RollCall(store, 0, 2s).missing({0, 1, 2}), "the process of rank 1 has");
+  const auto began = std::chrono::steady_clock::now();
+  EXPECT_EQ(other.get(), "the process of rank 1 has");
+  EXPECT_LT(std::chrono::steady_clock::now() - began, 100ms) << "the first rank returned before the other had read";
+}
+
+/// One that has noticed and is stopped before it reads is not waited for without end.
+TEST(RollCall, TheFirstRankStaysNoLongerThanItsPatience) {
+  const auto store = c10::make_intrusive<CountingStore>();
+  RollCall(store, 1, 1s).leave();
+  store->set("roll/noticed/2", std::vector<std::uint8_t>{'1'});
+  store->set("roll/present/2", std::vector<std::uint8_t>{'1'});
+  const auto began = std::chrono::steady_clock::now();
+  EXPECT_EQ(RollCall(store, 0, 1s).missing({0, 1, 2}), "the process of rank 1 has");
+  EXPECT_LT(std::chrono::steady_clock::now() - began, 2s);
+}
+
 TEST(RollCall, TakesAFewRequestsForEachProcess) {
   constexpr int kProcesses = 256;
   const auto store = c10::make_intrusive<CountingStore>();
   EXPECT_THAT(found_by_others(store, kProcesses, {200}, 2s), Each("the process of rank 200 has"));
-  EXPECT_LT(store->requests, 7 * kProcesses);
+  EXPECT_LT(store->requests, 8 * kProcesses);
 }
 
 }  // namespace
