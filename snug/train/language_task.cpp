@@ -101,6 +101,13 @@ LanguageTask::LanguageTask(const Config& config, const Pretrained* pretrained)
       batch_(config.train.batch),
       tokens_per_step_(config.train.batch * config.model.sequence) {
   fingerprint_ += settings_of_adapter(config, model_->module());
+  const bool validates = config.train.validation_batches > 0 && config.data.validation_fraction > 0;
+  if (validates && std::holds_alternative<data::TextDataset>(dataset_) && validation_batches() == 0) {
+    notes_.push_back(fmt::format(
+        "data: nothing is validated, as {:g} of {} has no window of {} tokens; raise data.validation_fraction, lower "
+        "model.sequence, or set train.validation_batches = 0",
+        config.data.validation_fraction, config.data.path, config.model.sequence));
+  }
 }
 
 data::Batch LanguageTask::train_batch(std::int64_t step) const {

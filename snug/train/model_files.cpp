@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "snug/data/gguf_vocabulary.h"
+#include "snug/train/hub_cache.h"
 #include "snug/train/refuse_model.h"
 
 namespace snug::train {
@@ -24,6 +25,7 @@ std::vector<data::TokenId> ends_in(const JsonField& config) {
 }  // namespace
 
 ModelFiles::ModelFiles(fs::path path) : path_(std::move(path)) {
+  if (is_hub_name(path_)) refuse_model(path_, how_to_get(path_.string()));
   std::error_code ignored;
   if (!fs::is_directory(path_, ignored)) {
     gguf_ = std::make_shared<const state::Gguf>(state::open_gguf(path_));

@@ -27,7 +27,9 @@ namespace {
 namespace fs = std::filesystem;
 using snug::testing::fault;
 using snug::testing::scratch;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 
 constexpr std::int64_t kEnd = 0;  // <|end|>, the tiny model's eos_token_id
 
@@ -197,6 +199,21 @@ TEST(Validation, LeavesTheModelInTheModeItWasIn) {
   experiment.model().eval();
   (void)experiment.validation_loss();
   EXPECT_FALSE(experiment.model().is_training());
+}
+
+/// One token in a hundred of a short text is less than a window.
+TEST(Validation, IsSaidToBeMissingWhereItsPartOfTheTextIsTooShort) {
+  const auto told = [](const Config& config) { return Experiment(config).notes(); };
+  Config config = one_block(scratch("experiment/short"));
+  EXPECT_THAT(told(config), IsEmpty());
+  config.model.sequence = 512;
+  config.data.validation_fraction = 0.01;
+  EXPECT_THAT(told(config), ElementsAre(HasSubstr("nothing is validated, as 0.01 of")));
+  config.train.validation_batches = 0;
+  EXPECT_THAT(told(config), IsEmpty()) << "none is asked for";
+  config.train.validation_batches = 8;
+  config.data.validation_fraction = 0;
+  EXPECT_THAT(told(config), IsEmpty()) << "none is asked for";
 }
 
 TEST(Validation, LeavesItSoWhenItFails) {
