@@ -6,11 +6,15 @@
 #include <array>
 #include <cctype>
 #include <string>
+#include <string_view>
 #include <system_error>
+#include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include "snug/base/errors.h"
 #include "snug/base/json_field.h"
+#include "snug/base/shortened.h"
 #include "snug/base/text_file.h"
 #include "snug/data/tokenizer_format.h"
 
@@ -54,8 +58,9 @@ class TokenizerReader {
     ids_ = {.low = 0,
             .high = static_cast<double>(model.at("vocab").size() + (added ? added->size() : 0)) + kGap,
             .high_excluded = true};
-    read_vocabulary(model.at("vocab"));
-    if (added) read_added(*added);
+    const JsonField vocabulary = model.at("vocab");
+    read_vocabulary(vocabulary);
+    if (added) read_added(*added, vocabulary);
     read_merges(model.at("merges"));
     model_.whole_words_first = model.optional("ignore_merges", false);
     if (const auto step = json.find("pre_tokenizer")) add_step(*step);
@@ -72,20 +77,26 @@ class TokenizerReader {
     if (!type || !type->is("Sequence") || !all || all->size() > 0) steps->refuse("null, as none is known");
   }
 
-  void put(const JsonField& id, std::string token) {
+  /// `name`: the token as the file writes it. An added token may come again with the id that it has.
+  void put(const JsonField& id, std::string token, std::string_view name) {
     const auto index = id.as<std::size_t>(ids_);
-    if (index >= model_.tokens.size()) model_.tokens.resize(index + 1);
+    if (index >= model_.tokens.size()) {
+      model_.tokens.resize(index + 1);
+      names_.resize(index + 1);
+    }
     model_.tokens[index] = std::move(token);
+    names_[index] = name;
   }
 
   void read_vocabulary(const JsonField& vocabulary) {
     for (const auto& [name, id] : vocabulary.members()) {
       // What is not made of bytes is an added token, which comes again with its own text.
-      put(id, bytes_of_printable(name).value_or(std::string(name)));
+      put(id, bytes_of_printable(name).value_or(std::string(name)), name);
     }
   }
 
-  void read_added(const JsonField& all) {
+  void read_added(const JsonField& all, const JsonField& vocabulary) {
+    std::unordered_map<std::string, TokenId> before;
     for (const JsonField& added : all.items()) {
       const JsonField content = added.at("content");
       if (content.is("")) content.refuse("the token as it is written");
@@ -93,7 +104,17 @@ class TokenizerReader {
         if (added.optional(flag, false)) added.at(flag).refuse("false, as no token can take what stands beside it");
       }
       const JsonField id = added.at("id");
-      put(id, content.as<std::string>());
+      const std::string name = content.as<std::string>();
+      const auto index = id.as<std::size_t>(ids_);
+      if (const auto own = vocabulary.find(name); own && own->as<std::size_t>(ids_) != index) {
+        id.refuse(fmt::format("{}, which {} has in its vocabulary", own->shown(), content.shown()));
+      }
+      if (const auto [same, is_new] = before.try_emplace(name, id.as<TokenId>());
+          !is_new && same->second != id.as<TokenId>())
+        id.refuse(fmt::format("{}, which {} has before", same->second, content.shown()));
+      if (index < names_.size() && !names_[index].empty() && names_[index] != name)
+        id.refuse(fmt::format("one that no other token has; \"{}\" has it", shortened(names_[index], 40)));
+      put(id, name, name);
       model_.added.push_back({id.as<TokenId>(), added.optional("special", true)});
     }
   }
@@ -160,6 +181,15 @@ class TokenizerReader {
     }
   }
 
+  /// The ids that a template names for a token are what `tokenizers` puts there, whatever the token's own.
+  static void expect_ids(const JsonField& processor, const std::string& name, TokenId id) {
+    const auto all = processor.find("special_tokens");
+    const auto token = all ? all->find(name) : std::nullopt;
+    const auto ids = token ? token->find("ids") : std::nullopt;
+    if (ids && ids->as<std::vector<TokenId>>() != std::vector{id})
+      ids->refuse(fmt::format("[{}], as the added token \"{}\" has it", id, name));
+  }
+
   /// What a template "<first> $A <last>" puts around a text.
   void read_around(const JsonField& processor, int depth = 0) {
     if (depth > kDeepest) processor.fail("its post-processor is nested too deep");
@@ -183,11 +213,13 @@ class TokenizerReader {
         return name.is(model_.tokens[static_cast<std::size_t>(a.id)]);
       });
       if (known == model_.added.end()) name.refuse("one of its added_tokens");
+      expect_ids(processor, name.as<std::string>(), known->id);
       (behind ? model_.after : model_.before).push_back(known->id);
     }
   }
 
   BytePairModel model_;
+  std::vector<std::string> names_;  // by id, as the file writes them
   Range ids_{};
   bool byte_level_ = false;
 };

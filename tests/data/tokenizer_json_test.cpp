@@ -87,6 +87,32 @@ TEST(TokenizerJson, RefusesWhatChangesTokensAndIsNotKnown) {
   EXPECT_THROW(read_tokenizer_json("/nowhere/tokenizer.json"), UsageError);
 }
 
+/// Hugging Face's tokenizers takes one of the two, and which one its file does not say.
+TEST(TokenizerJson, PartsThatContradictEachOtherAreRefused) {
+  const auto with_added = [](const Json& token) {
+    Json json = small_json();
+    json["added_tokens"].push_back(token);
+    return json_fault(json);
+  };
+  EXPECT_EQ(with_added({{"id", 3}, {"content", "1"}}), "none") << "as the vocabulary has it";
+  EXPECT_EQ(with_added({{"id", 4}, {"content", "<s>"}}), "none") << "twice the same";
+  EXPECT_EQ(with_added({{"id", 5}, {"content", " a"}}), "none") << "the text of an entry, not its name";
+  EXPECT_THAT(with_added({{"id", 5}, {"content", "1"}}),
+              HasSubstr("its added_tokens[1].id is 5; it must be 3, which \"1\" has in its vocabulary"));
+  EXPECT_THAT(with_added({{"id", 2}, {"content", "<t>"}}),
+              HasSubstr("its added_tokens[1].id is 2; it must be one that no other token has; \"Ġa\" has it"));
+  EXPECT_THAT(with_added({{"id", 4}, {"content", "<t>"}}), HasSubstr("no other token has; \"<s>\" has it"));
+  EXPECT_THAT(with_added({{"id", 5}, {"content", "<s>"}}), HasSubstr("it must be 4, which \"<s>\" has before"));
+
+  Json json = small_json();
+  json["post_processor"]["special_tokens"]["<s>"] = {{"id", "<s>"}, {"ids", {4}}, {"tokens", {"<s>"}}};
+  EXPECT_EQ(json_fault(json), "none");
+  for (const Json& ids : {Json::array({3}), Json::array({4, 4}), Json::array()}) {
+    json["post_processor"]["special_tokens"]["<s>"]["ids"] = ids;
+    EXPECT_THAT(json_fault(json), HasSubstr("it must be [4], as the added token \"<s>\" has it"));
+  }
+}
+
 TEST(TokenizerJson, DeepNestingIsRefusedAndNoCrash) {
   constexpr int kDepth = 100'000;
   std::string text, end;
