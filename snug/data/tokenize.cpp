@@ -25,11 +25,17 @@ struct Piece {
 
 bool is_blank(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
 
+bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
+
 /// Where a piece that holds the first bytes of `text`, which goes on behind it, had best end.
 std::size_t good_end(std::string_view text) {
   // A run of blanks is often one token with the line's end in it, or ends in another way when nothing follows.
   for (std::size_t i = text.size() - 1; i > 1; --i) {
     if (text[i - 1] == '\n' && !is_blank(text[i]) && !is_blank(text[i - 2])) return i;
+  }
+  // So in a text with "\r\n" alone, or of paragraphs. A blank between two words begins a token in all vocabularies.
+  for (std::size_t i = text.size() - 2; i > 0 && i < text.size(); --i) {
+    if (text[i] == ' ' && is_letter(text[i - 1]) && is_letter(text[i + 1])) return i;
   }
   for (std::size_t i = text.size() - 1; i > 0; --i) {
     if (text[i - 1] == '\n' && !is_blank(text[i])) return i;

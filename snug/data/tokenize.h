@@ -20,8 +20,9 @@ using EncodePiece = std::function<std::vector<TokenId>(std::string_view)>;
 
 struct TokenizeOptions {
   int threads = 1;
-  /// A longer document is encoded in pieces of at most this size. They end where a line does and text without leading
-  /// blanks follows, where tokens of most vocabularies end too; a piece without such a place ends at a character's end.
+  /// A longer document is encoded in pieces of at most this size. They end where a line does that ends in a single
+  /// newline, and text without leading blanks follows, where tokens of most vocabularies end too; a piece without such
+  /// a place ("\r\n", paragraphs) ends between two words, behind a newline, or at a character's end.
   Bytes piece = 1 << 20;
   std::optional<TokenId> before = {};  ///< token in front of every document
   std::optional<TokenId> after = {};   ///< token behind every document that does not end in it already

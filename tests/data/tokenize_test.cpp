@@ -137,6 +137,32 @@ TEST(Tokenize, PiecesGiveTheTokensOfTheWholeText) {
   }
 }
 
+/// Where the vocabulary has an entry for the ends of lines: it is taken at the end of a piece, and in front of a word
+/// it is not.
+TEST(Tokenize, PiecesOfLinesThatEndInTwoBytesGiveTheTokensOfTheWholeText) {
+  BytePairModel model;
+  for (int b = 0; b < 256; ++b) model.tokens.emplace_back(1, static_cast<char>(b));
+  for (const char* end : {"\r\n", "\n\n"}) {
+    model.merges.emplace_back(std::string(1, end[0]), std::string(1, end[1]));
+    model.tokens.emplace_back(end);
+  }
+  std::string windows, paragraphs;
+  for (int i = 0; i < 3000; ++i) {
+    windows += "the rain.\r\n";
+    paragraphs += "the rain, and the sun.\n\n";
+  }
+  for (const char* rules : {"gpt-2", "llama-bpe", "smollm"}) {
+    model.pre_tokenizer = PreTokenizer::named(rules);
+    const BytePairTokenizer tokenizer{BytePairModel(model)};
+    const auto encode = [&](std::string_view text) { return tokenizer.encode(text); };
+    for (const std::string& whole : {windows, paragraphs}) {
+      const TemporaryFolder folder("tokenize");
+      const TokenCorpus corpus = tokenize(TextCorpus::open(folder.write("t", whole)), encode, {.piece = 4096});
+      EXPECT_EQ(all_ids(corpus), tokenizer.encode(whole)) << rules << " " << whole.substr(0, 12);
+    }
+  }
+}
+
 TEST(Tokenize, IsCountedAsStagingAndTakesFourBytesAToken) {
   const TemporaryFolder folder("tokenize");
   const TextCorpus text = TextCorpus::open(folder.write("t", lines(20'000)));
