@@ -28,6 +28,16 @@ std::size_t edits_between(std::string_view a, std::string_view b) {
   return row_up[b.size()];
 }
 
+constexpr std::size_t kShortestBeginning = 3;  // bytes
+
+const std::string* shortest_with_beginning(std::string_view beginning, std::span<const std::string> known) {
+  const std::string* shortest = nullptr;
+  for (const std::string& name : known) {
+    if (name.starts_with(beginning) && (shortest == nullptr || name.size() < shortest->size())) shortest = &name;
+  }
+  return shortest;
+}
+
 }  // namespace
 
 std::optional<std::string> nearest_name(std::string_view wrong, std::span<const std::string> known) {
@@ -41,6 +51,7 @@ std::optional<std::string> nearest_name(std::string_view wrong, std::span<const 
     fewest = edits;
     nearest = &name;
   }
+  if (nearest == nullptr && wrong.size() >= kShortestBeginning) nearest = shortest_with_beginning(wrong, known);
   if (nearest == nullptr) return std::nullopt;
   return *nearest;
 }

@@ -50,6 +50,28 @@ void expect_command(CLI::App& app, const std::string& name) {
                              : fmt::format("\"{}\" is no command; the commands are {}", name, fmt::join(names, ", ")));
 }
 
+/// What an option that the command does not have was most likely meant to be; a sentence with a blank in front, or "".
+std::string hint_about_options(const CLI::App& command) {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : command.get_options()) {
+    for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+  }
+  const bool takes_keys = std::ranges::count(names, "--set") > 0;
+  for (const std::string& argument : command.remaining()) {
+    if (!argument.starts_with("--")) continue;
+    const std::string name = argument.substr(0, argument.find('='));
+    std::string key = "." + name.substr(2);
+    std::ranges::replace(key, '-', '_');
+    std::vector<std::string> keys;
+    for (const snug::train::KeyHelp& one : snug::train::config_keys()) {
+      if (takes_keys && one.key.ends_with(key)) keys.push_back("--set " + one.key + "=...");
+    }
+    if (!keys.empty()) return fmt::format(" did you mean {}?", fmt::join(keys, " or "));
+    if (const auto nearest = snug::nearest_name(name, names)) return fmt::format(" did you mean {}?", *nearest);
+  }
+  return "";
+}
+
 int run(int argc, char** argv) {
   CLI::App app{"Train PyTorch models inside a memory budget: planned in bytes, capped, proved."};
   app.set_version_flag("--version", SNUG_VERSION);
@@ -69,7 +91,8 @@ int run(int argc, char** argv) {
     if (error.get_exit_code() != 0) {
       const auto chosen = app.get_subcommands();
       const std::string command = chosen.empty() ? "" : " " + chosen.front()->get_name();
-      return report(fmt::format("{}; snug{} --help says how it is used", error.what(), command), kWrongUse);
+      const std::string hint = hint_about_options(chosen.empty() ? app : *chosen.front());
+      return report(fmt::format("{};{} snug{} --help says how it is used", error.what(), hint, command), kWrongUse);
     }
     std::ostringstream text;  // of --help, --version
     (void)app.exit(error, text, text);

@@ -1,13 +1,17 @@
 #include "snug/described/device_description.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "snug/base/errors.h"
 #include "snug/base/lower_case.h"
+#include "snug/base/nearest.h"
 #include "snug/base/quantity.h"
 
 namespace snug::described {
@@ -28,12 +32,12 @@ constexpr std::array<std::pair<std::string_view, double>, 3> kFlops = {
     {{"GFLOPS", 1e9}, {"TFLOPS", 1e12}, {"PFLOPS", 1e15}}};
 
 [[noreturn]] void refuse(std::string_view text) {
-  std::string names;
-  for (const DeviceDescription& one : known_devices()) names += (names.empty() ? "" : ", ") + one.name;
+  std::vector<std::string> names;
+  for (const DeviceDescription& one : known_devices()) names.push_back(one.name);
   throw UsageError(
-      fmt::format("device: \"{}\" describes none; write one of {}, or what it can do, as in 312TFLOPS/2TBps/80GiB: "
+      fmt::format("device: \"{}\" describes none; {}write one of {}, or what it can do, as in 312TFLOPS/2TBps/80GiB: "
                   "products of 16-bit numbers, bytes of its memory a second, and how much it has of that",
-                  text, names));
+                  text, did_you_mean(text, names), fmt::join(names, ", ")));
 }
 
 }  // namespace

@@ -43,6 +43,14 @@ TEST(NearestName, TakesTheFirstOfEquals) {
   EXPECT_EQ(nearest_name("beta", names), "beta1");
 }
 
+TEST(NearestName, IsTheShortestThatBeginsSo) {
+  const std::vector<std::string> names = {"mlp_tile", "adam8bit_paged", "adam8bit", "adafactor"};
+  EXPECT_EQ(nearest_name("adam8", names), "adam8bit");
+  EXPECT_EQ(nearest_name("adafa", names), "adafactor");
+  EXPECT_FALSE(nearest_name("ad", names).has_value()) << "too short to tell";
+  EXPECT_FALSE(nearest_name("adam16", names).has_value());
+}
+
 TEST(NearestName, IsNoneWithoutNames) { EXPECT_FALSE(nearest_name("steps", {}).has_value()); }
 
 TEST(NearestName, FindsAnExactName) { EXPECT_EQ(nearest_name("seed", kKeys), "seed"); }

@@ -24,7 +24,10 @@ class WrongUse(Command):
         self.assert_refused(run("train", self.config, "--set", "model.width=wide"), 2, "model.width")
 
     def test_unknown_option_and_subcommand(self):
-        self.assert_refused(run("train", self.config, "--bugdet", "4GiB"), 2, "--bugdet")
+        self.assert_refused(run("train", self.config, "--bugdet", "4GiB"), 2, "--bugdet; did you mean --budget?")
+        self.assert_refused(run("train", self.config, "--strategy", "none"), 2, "did you mean --set memory.strategy=...?")
+        self.assert_refused(run("train", self.config, "--validation-batches=2"), 2, "--set train.validation_batches=...?")
+        self.assert_refused(run("doctor", "--strategy"), 2, "expected: --strategy; snug doctor --help says")
         self.assert_refused(run("tran"), 2, '"tran" is no command; did you mean "train"?')
         self.assert_refused(run("tran", self.config, "--budget", "60%"), 2, "did you mean")
         self.assert_refused(run("fly"), 2, '"fly" is no command; the commands are doctor, plan, train')
