@@ -65,6 +65,9 @@ PlanReport plan_configuration(const PlanOptions& options) {
   std::optional<plan::PlanFile> file;
   if (!options.plan.empty()) file = plan::read_plan(options.plan);
   train::validate(config);
+  // The budget decides on what fits, and says what is missing.
+  std::optional<described::AnyAmountOfMemory> for_all_of_it;
+  if (!options.on.empty()) for_all_of_it.emplace();
   train::warm_up(config);
   report::Progress progress = report::Progress::for_terminal();
   train::Chosen chosen{.config = config, .choices = {}};

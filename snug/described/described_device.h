@@ -31,7 +31,7 @@ StreamClock& stream_clock();
 c10::StreamId current_stream();
 
 /// As long as this lives the device has as much memory as is asked for: whole models are made there before each process
-/// of several keeps its part.
+/// of several keeps its part, and steps are recorded that do not fit, to say what they need.
 class AnyAmountOfMemory {
  public:
   AnyAmountOfMemory();

@@ -53,8 +53,7 @@ std::string message(const DoesNotFit::Floor& floor) {
   if (floor.recorded == Recorded::ToMachine) {
     return fmt::format(
         "does not fit: this machine has {} for this process, and the step cannot be recorded in them: where that "
-        "stopped "
-        "it would have taken {} ({} bytes: {}), and all of it takes more; use a smaller batch or sequence{}",
+        "stopped it would have taken {} ({} bytes: {}), and all of it takes more; use a smaller batch or sequence{}",
         format_bytes(floor.budget), format_bytes(floor.floor), floor.floor, parts, floor.change);
   }
   if (floor.recorded != Recorded::Whole) {

@@ -8,6 +8,7 @@
 
 #include "snug/base/clock.h"
 #include "snug/base/errors.h"
+#include "snug/described/described_device.h"
 #include "snug/memory/device_memory.h"
 #include "snug/memory/tiers.h"
 #include "snug/plan/run/presets.h"
@@ -100,12 +101,15 @@ PlannedExperiment plan_experiment(Experiment& experiment, Kinds kinds, const std
   // Which make_gradients() has beside the step.
   const record::RandomState random = record::save_random_state(experiment.generator());
   std::vector<replay::RecordedStep> recorded;
+  // On a device that is not here the step is recorded whole, so that what it needs is known where it does not fit.
+  const bool is_whole = experiment.memory().device().type() == described::kDescribed && !experiment.streamed();
+  const std::optional<Bytes> record_within = is_whole ? std::nullopt : cap;
   // Without a budget nothing can be refused, and an evaluation pass has nothing to decide. All record the same.
   const std::vector<double> have_budgets = experiment.team().gather({request ? 1.0 : 0.0});
   if (kinds == Kinds::Run && std::ranges::count(have_budgets, 1.0) > 0) {
-    recorded = step.record_all(sample, cap);
+    recorded = step.record_all(sample, record_within);
   } else {
-    recorded = step.record(sample, cap);
+    recorded = step.record(sample, record_within);
   }
   for (replay::RecordedStep& kind : recorded) kind.passing.front().beside += ahead ? ahead->bytes() : 0;
   replay::agree_on(recorded, *experiment.team().agreement());
