@@ -7,12 +7,13 @@
 #include <array>
 #include <iterator>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <set>
+#include <string_view>
 #include <system_error>
 
 #include "snug/base/errors.h"
 #include "snug/base/json_field.h"
-#include "snug/base/module_scope.h"
 #include "snug/base/text_file.h"
 #include "snug/state/safetensors.h"
 
@@ -77,23 +78,56 @@ void refuse_more_than_products(const JsonField& json) {
   }
 }
 
-/// Moves what belongs to modules_to_save to its place.
+/// The module of a parameter, or one around it, whose name ends so, at a dot or not: PEFT means all such modules.
+std::optional<std::string> module_meant(std::string_view parameter, std::string_view end) {
+  if (end.empty()) return std::nullopt;
+  for (std::size_t dot = parameter.find('.'); dot != std::string_view::npos; dot = parameter.find('.', dot + 1)) {
+    if (const std::string_view module = parameter.substr(0, dot); module.ends_with(end)) return std::string(module);
+  }
+  return std::nullopt;
+}
+
+/// Moves what belongs to modules_to_save to its place, and names the modules in full where an end at a dot means fewer.
 void take_whole(PeftAdapter& adapter, const fs::path& path) {
-  for (const std::string& module : adapter.modules_to_save) {
-    bool any = false;
+  std::vector<std::string> names;
+  for (const std::string& end : adapter.modules_to_save) {
+    std::set<std::string> meant;
     for (auto tensor = adapter.tensors.begin(); tensor != adapter.tensors.end();) {
       const auto next = std::next(tensor);
-      if (is_of_module(tensor->first, module)) {
-        any = true;
+      if (auto module = module_meant(tensor->first, end)) {
+        meant.insert(*std::move(module));
         adapter.whole.insert(adapter.tensors.extract(tensor));
       }
       tensor = next;
     }
-    any = any || std::ranges::any_of(adapter.whole, [&](const auto& w) { return is_of_module(w.first, module); });
-    if (!any) {
-      throw UsageError(fmt::format("adapter: {}: it has no weights of {}, which is one of its modules_to_save",
-                                   path.string(), module));
+    for (const auto& [name, tensor] : adapter.whole) {
+      if (auto module = module_meant(name, end)) meant.insert(*std::move(module));
     }
+    if (meant.empty()) {
+      throw UsageError(
+          fmt::format("adapter: {}: it has no weights of {}, which is one of its modules_to_save", path.string(), end));
+    }
+    const auto at_dot = [&](const std::string& module) { return module == end || module.ends_with("." + end); };
+    if (std::ranges::all_of(meant, at_dot)) {
+      names.push_back(end);
+    } else {
+      names.insert(names.end(), meant.begin(), meant.end());
+    }
+  }
+  adapter.modules_to_save = std::move(names);
+}
+
+/// PEFT saves an output projection that has an adapter with the adapter.
+void take_bases(PeftAdapter& adapter) {
+  constexpr std::string_view kBase = ".base_layer.weight";
+  for (auto tensor = adapter.tensors.begin(); tensor != adapter.tensors.end();) {
+    const auto next = std::next(tensor);
+    if (tensor->first.ends_with(kBase)) {
+      auto node = adapter.tensors.extract(tensor);
+      node.key().resize(node.key().size() - kBase.size());
+      adapter.bases.insert(std::move(node));
+    }
+    tensor = next;
   }
 }
 
@@ -107,6 +141,10 @@ void check_pairs(const PeftAdapter& adapter, const fs::path& path) {
     throw UsageError(fmt::format("adapter: {}: {}", path.string(), what));
   };
   for (const auto& [name, tensor] : adapter.tensors) {
+    if (name.find(".lora_embedding_") != std::string::npos) {
+      refuse(fmt::format("{} is of an adapter of an embedding, which is not known; train it whole with modules_to_save",
+                         name));
+    }
     const bool down = name.ends_with(kDown), up = name.ends_with(kUp);
     if (!down && !up) refuse(fmt::format("{} is no matrix of LoRA", name));
     const std::string module = name.substr(0, name.size() - kDown.size());
@@ -155,6 +193,7 @@ PeftAdapter open_peft_adapter(const fs::path& folder) {
   }
   take_whole(adapter, folder / kWeights);
   take_tied_head(adapter);
+  take_bases(adapter);
   check_pairs(adapter, folder / kWeights);
   return adapter;
 }

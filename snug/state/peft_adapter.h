@@ -25,12 +25,15 @@ struct PeftAdapter {
   std::vector<std::string> targets{};  ///< target_modules as they were given
   std::string task_type{};             ///< "CAUSAL_LM", "SEQ_CLS", ...; may be empty
   bool fan_in_fan_out = false;  ///< the model stores the matrices of its targets (in, out); these here it does not
-  std::vector<std::string> modules_to_save{};  ///< names, or ends of them at a dot, of modules that were trained whole
+  /// Names, or ends of them at a dot, of modules that were trained whole. PEFT means ends that begin anywhere: what is
+  /// opened names the modules in full where that is more, and who writes has to ("norm" is "input_layernorm", too).
+  std::vector<std::string> modules_to_save{};
   /// ensure_weight_tying: where the model's output projection is its token embedding, and one of them was trained
   /// whole, so was the other, with the same weights; else PEFT trains it apart. `whole` has both then.
   bool tied = false;
   StoredTensors tensors{};  ///< "<module>.lora_A.weight" (rank, in), "<module>.lora_B.weight" (out, rank)
   StoredTensors whole{};    ///< parameters of modules_to_save by name, and kOutputProjection where it is tied
+  StoredTensors bases{};    ///< weights of adapted modules that PEFT has stored beside them, by module; not written
 
   /// Names of the modules that it has both matrices for, in order.
   [[nodiscard]] std::vector<std::string> modules() const;

@@ -78,6 +78,31 @@ std::vector<std::string> targets_for_peft(const torch::nn::Module& model) {
   return {named.begin(), named.end()};
 }
 
+/// Names of modules with which PEFT means the modules that these mean here: PEFT takes all whose names end so, "norm"
+/// for "input_layernorm", too.
+std::vector<std::string> whole_for_peft(const torch::nn::Module& model, const std::vector<std::string>& names) {
+  std::set<std::string> modules;
+  for (const auto& parameter : model.named_parameters()) {
+    const std::string& name = parameter.key();
+    for (std::size_t dot = name.find('.'); dot != std::string::npos; dot = name.find('.', dot + 1))
+      modules.insert(name.substr(0, dot));
+  }
+  std::vector<std::string> all;
+  for (const std::string& name : names) {
+    std::vector<std::string> meant;
+    bool is_exact = true;
+    for (const std::string& module : modules) {
+      if (!module.ends_with(name)) continue;
+      const bool at_dot = module.size() == name.size() || module[module.size() - name.size() - 1] == '.';
+      if (at_dot) meant.push_back(module);
+      is_exact = is_exact && at_dot;
+    }
+    if (is_exact) meant = {name};
+    all.insert(all.end(), meant.begin(), meant.end());
+  }
+  return all;
+}
+
 }  // namespace
 
 at::Tensor LanguageModel::loss(const data::Batch& batch) const {
@@ -219,6 +244,11 @@ void take_tied(state::PeftAdapter& adapter, const torch::nn::Module& model, cons
   }
 }
 
+/// Whether it has these values, stored in whatever type.
+bool is_of(const state::StoredTensor& stored, const at::Tensor& tensor) {
+  return tensor.sizes() == at::IntArrayRef(stored.shape) && at::equal(stored.read().to(tensor.options()), tensor);
+}
+
 }  // namespace
 
 void load_adapter(torch::nn::Module& model, const std::filesystem::path& folder) {
@@ -265,6 +295,11 @@ void load_adapter(torch::nn::Module& model, const std::filesystem::path& folder)
                                    fmt::join(stored.shape, "x")));
     }
   }
+  for (const auto& [module, stored] : adapter.bases) {
+    // What is packed is compared by its size alone, above.
+    const at::Tensor* const tensor = own(module + ".weight");
+    if (tensor != nullptr && !is_of(stored, *tensor)) faults.push_back(module + " (whose own weights differ)");
+  }
   if (!faults.empty()) {
     throw UsageError(fmt::format("adapter: {} is for another model{}: of its {} modules {} do not fit: {}",
                                  folder.string(), adapter.base.empty() ? "" : " (" + adapter.base + ")",
@@ -295,7 +330,7 @@ void save_adapter(const torch::nn::Module& model, const std::string& base, const
   adapter.root_of_rank = options->scale == models::LoraScale::AlphaOverRootRank;
   adapter.rank = options->rank;
   adapter.targets = targets_for_peft(model);
-  adapter.modules_to_save = options->modules_to_save;
+  adapter.modules_to_save = whole_for_peft(model, options->modules_to_save);
   if (const auto* const has = dynamic_cast<const models::HasTask*>(&model)) adapter.task_type = has->task().peft_type;
   adapter.fan_in_fan_out = std::ranges::any_of(models::linear_modules(model), [](const auto& l) {
     return l.second->adapted() && l.second->layout() == models::WeightLayout::InOut;

@@ -78,6 +78,44 @@ TEST(PeftAdapter, ModulesThatWereTrainedWholeAreSavedAndReadAsPeftDoesIt) {
   EXPECT_TRUE(read.whole.at("classifier.weight").read().equal(head));
 }
 
+/// PEFT takes all modules whose names end in one of modules_to_save, wherever that begins.
+TEST(PeftAdapter, ModulesAreMeantByAnyEndOfTheirNames) {
+  const fs::path folder = scratch("peft_adapter/ends");
+  const at::Tensor down = torch::randn({2, 3}), up = torch::randn({4, 2}), four = torch::randn({4});
+  state::NamedSources tensors{{"m.0.q.lora_A.weight", down},
+                              {"m.0.q.lora_B.weight", up},
+                              {"m.0.input_layernorm.weight", four},
+                              {"m.norm.weight", four}};
+  write_peft_adapter(folder, {.rank = 2, .modules_to_save = {"norm"}}, tensors);
+  const PeftAdapter read = open_peft_adapter(folder);
+  EXPECT_THAT(read.modules_to_save, ElementsAre("m.0.input_layernorm", "m.norm"));
+  EXPECT_EQ(read.whole.size(), 2U);
+  EXPECT_THAT(read.modules(), ElementsAre("m.0.q"));
+  tensors.erase(tensors.begin() + 2);
+  write_peft_adapter(folder, {.rank = 2, .modules_to_save = {"norm"}}, tensors);
+  EXPECT_THAT(open_peft_adapter(folder).modules_to_save, ElementsAre("norm")) << "which means the same at a dot";
+}
+
+TEST(PeftAdapter, TheWeightsOfAnAdaptedOutputProjectionAreKeptApart) {
+  const fs::path folder = scratch("peft_adapter/base");
+  const at::Tensor down = torch::randn({2, 3}), up = torch::randn({4, 2}), weight = torch::randn({4, 3});
+  write_peft_adapter(
+      folder, {.rank = 2},
+      {{"lm_head.lora_A.weight", down}, {"lm_head.lora_B.weight", up}, {"lm_head.base_layer.weight", weight}});
+  const PeftAdapter read = open_peft_adapter(folder);
+  EXPECT_THAT(read.modules(), ElementsAre("lm_head"));
+  EXPECT_EQ(read.tensors.size(), 2U);
+  ASSERT_TRUE(read.bases.contains("lm_head"));
+  EXPECT_TRUE(read.bases.at("lm_head").read().equal(weight));
+  write_peft_adapter(folder, {.rank = 2}, {{"e.lora_embedding_A", down}, {"e.lora_embedding_B", up}});
+  try {
+    (void)open_peft_adapter(folder);
+    FAIL() << "it was opened";
+  } catch (const UsageError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("e.lora_embedding_A is of an adapter of an embedding"));
+  }
+}
+
 TEST(PeftAdapter, HasNoTaskWherePeftHasNone) {
   const fs::path folder = scratch("peft_adapter/no-task");
   write_peft_adapter(folder, {.rank = 2},

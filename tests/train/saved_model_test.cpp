@@ -238,6 +238,54 @@ TEST(SavedAdapter, OfGpt2SaysThatItsWeightsAreTransposed) {
   EXPECT_TRUE(at::equal(again->forward(tokens), model->forward(tokens)));
 }
 
+/// The norm at the end alone, which PEFT would take for all of them; and an adapter of the output projection, which
+/// PEFT saves with its weights.
+TEST(SavedAdapter, MeansInPeftTheModulesThatItMeansHere) {
+  const fs::path folder = scratch("saved_model/ends");
+  const at::NoGradGuard no_grad;
+  const models::LlamaOptions tiny{.layers = 1,
+                                  .width = 32,
+                                  .inner_width = 64,
+                                  .heads = 2,
+                                  .key_heads = 1,
+                                  .vocabulary = 64,
+                                  .sequence = 16,
+                                  .rotary = {.width = 16}};
+  const auto make = [&] {
+    torch::manual_seed(1);
+    return models::Llama(tiny);
+  };
+  models::Llama model = make();
+  add_lora(*model, {.targets = {"q_proj", "lm_head"}, .modules_to_save = {"norm"}, .rank = 2});
+  for (const auto& [name, parameter] : models::lora_parameters(*model)) at::Tensor(parameter).normal_();
+  for (const auto& [name, parameter] : models::whole_modules(*model)) at::Tensor(parameter).normal_();
+  save_adapter(*model, "tiny-llama", folder);
+  const auto config = nlohmann::json::parse(read_text(folder / "adapter_config.json"));
+  EXPECT_EQ(config["modules_to_save"], nlohmann::json({"model.norm"}));
+
+  const at::Tensor tokens = torch::arange(12).view({2, 6});
+  const auto loads = [&] {
+    models::Llama again = make();
+    load_adapter(*again, folder);
+    return at::equal(again->forward(tokens), model->forward(tokens));
+  };
+  EXPECT_TRUE(loads());
+  auto stored = state::open_safetensors(folder / "adapter_model.safetensors").tensors;
+  state::NamedTensors with_base;
+  for (const auto& [name, tensor] : stored) with_base.emplace_back(name, tensor.read().clone());
+  const at::Tensor head = *make()->named_parameters().find("lm_head.weight");
+  with_base.emplace_back("base_model.model.lm_head.base_layer.weight", head);
+  const auto write = [&] {
+    state::write_safetensors(folder / "adapter_model.safetensors", {with_base.begin(), with_base.end()},
+                             {{"format", "pt"}});
+  };
+  write();
+  EXPECT_TRUE(loads());
+  with_base.back().second = head + 1;
+  write();
+  EXPECT_THAT(snug::testing::fault([&] { loads(); }), HasSubstr("lm_head (whose own weights differ)"));
+}
+
 TEST(SavedAdapter, OfATiedEmbeddingHasTheOutputProjectionAsPeftStoresIt) {
   const fs::path folder = scratch("saved_model/tied");
   const at::NoGradGuard no_grad;
