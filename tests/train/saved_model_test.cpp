@@ -18,6 +18,7 @@
 #include "snug/models/lora.h"
 #include "snug/state/peft_adapter.h"
 #include "snug/state/safetensors.h"
+#include "snug/state/training_state.h"
 #include "snug/train/carried_files.h"
 #include "snug/train/experiment.h"
 #include "snug/train/families/llama_files.h"
