@@ -2,6 +2,7 @@
 
 #include <ATen/core/grad_mode.h>
 
+#include <atomic>
 #include <limits>
 #include <stdexcept>
 #include <thread>
@@ -49,15 +50,14 @@ void let_go_apart(Held held) noexcept {
 
 class C10dGroup::Waited final : public Pending {
  public:
-  explicit Waited(Works works, std::optional<std::chrono::milliseconds> patience = {})
-      : works_(std::move(works)), patience_(patience) {}
+  Waited(Works works, std::optional<std::chrono::milliseconds> patience, std::shared_ptr<std::atomic<bool>> are_kept)
+      : works_(std::move(works)), patience_(patience), are_kept_(std::move(are_kept)) {}
   void wait() override {
     for (Work& work : works_) {
       if (!work) continue;
       patience_ ? work->wait(*patience_) : work->wait();
       // Gloo's thread lets go of it, and so of its tensors, a little later: what a step takes would depend on when.
-      const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(1);
-      while (work.use_count() > 1 && std::chrono::steady_clock::now() < until) std::this_thread::yield();
+      if (!*are_kept_) *are_kept_ = !is_let_go(work);
       work.reset();
     }
   }
@@ -66,8 +66,24 @@ class C10dGroup::Waited final : public Pending {
   void abandon() noexcept override { let_go_apart(std::move(works_)); }
 
  private:
+  /// Within a second. A profiler may keep all works of the group for good: the first one tells.
+  static bool is_let_go(const Work& work) {
+    const auto now = std::chrono::steady_clock::now;
+    const auto began = now();
+    while (work.use_count() > 1 && now() - began < std::chrono::seconds(1)) {
+      // It takes microseconds, unless Gloo's thread has no core to run on.
+      if (now() - began < std::chrono::milliseconds(1)) {
+        std::this_thread::yield();
+      } else {
+        std::this_thread::sleep_for(std::chrono::microseconds(100));
+      }
+    }
+    return work.use_count() <= 1;
+  }
+
   Works works_;
   std::optional<std::chrono::milliseconds> patience_;
+  std::shared_ptr<std::atomic<bool>> are_kept_;
 };
 
 C10dGroup::C10dGroup(c10::intrusive_ptr<c10d::ProcessGroup> group, std::shared_ptr<RollCall> roll, int rank,
@@ -83,11 +99,11 @@ C10dGroup::~C10dGroup() {
 
 std::unique_ptr<Pending> C10dGroup::start(const Collective& what) {
   const at::NoGradGuard no_grad;
-  return std::make_unique<Waited>(std::visit(Match{[&](const auto& c) { return of(c); }}, what), patience_);
+  return std::make_unique<Waited>(std::visit(Match{[&](const auto& c) { return of(c); }}, what), patience_, are_kept_);
 }
 
 void C10dGroup::disconnect() noexcept {
-  if (roll_) roll_->leave();
+  if (roll_) roll_->begin_to_leave();
   close();
 }
 
@@ -162,7 +178,7 @@ C10dGroup::Works C10dGroup::by_pairs(const at::Tensor& received, const std::func
     }
     received[rank()].copy_(sent_to(rank()));  // meanwhile
   } catch (...) {
-    Waited(std::move(works)).abandon();
+    let_go_apart(std::move(works));
     throw;
   }
   return works;

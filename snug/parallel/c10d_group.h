@@ -2,6 +2,7 @@
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include <atomic>
 #include <chrono>
 #include <functional>
 #include <memory>
@@ -53,6 +54,8 @@ class C10dGroup : public ProcessGroup {
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
   std::shared_ptr<RollCall> roll_;
   std::optional<std::chrono::milliseconds> patience_;
+  /// Whether somebody else keeps the group's works, which are not waited for then.
+  std::shared_ptr<std::atomic<bool>> are_kept_ = std::make_shared<std::atomic<bool>>(false);
   int next_tag_ = 0;
 };
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <future>
 #include <span>
 #include <sstream>
@@ -36,10 +37,9 @@ std::string text_of(c10d::Store& store, const std::string& key) {
   return {bytes.begin(), bytes.end()};
 }
 
-/// What is asked of the store, which may be one that answers no more: apart, to be left behind; "" then, and where it
+/// What is asked of the store, which may be one that answers no more: by a thread that is left behind; "" where it
 /// fails.
-template <class Ask>
-std::string within(std::chrono::milliseconds patience, Ask ask) {
+std::future<std::string> asked_apart(std::function<std::string()> ask) {
   std::promise<std::string> promise;
   std::future<std::string> answer = promise.get_future();
   std::thread([ask = std::move(ask), promise = std::move(promise)]() mutable {
@@ -49,6 +49,12 @@ std::string within(std::chrono::milliseconds patience, Ask ask) {
       promise.set_value({});
     }
   }).detach();
+  return answer;
+}
+
+/// "" where there is no answer in time.
+std::string within(std::chrono::milliseconds patience, std::function<std::string()> ask) {
+  std::future<std::string> answer = asked_apart(std::move(ask));
   return answer.wait_for(patience) == std::future_status::ready ? answer.get() : std::string();
 }
 
@@ -123,12 +129,23 @@ void RollCall::doing(std::string_view what) const noexcept {
 
 void RollCall::leave() const noexcept {
   try {
-    (void)within(patience_, [store = store_, own = rank_] {
-      store->set(present_key(own), bytes_of("1"));
-      return std::string();
-    });
+    (void)within(patience_, departure());
   } catch (...) {  // NOLINT(bugprone-empty-catch): others find out by themselves
   }
+}
+
+void RollCall::begin_to_leave() const noexcept {
+  try {
+    (void)asked_apart(departure());
+  } catch (...) {  // NOLINT(bugprone-empty-catch): others find out by themselves
+  }
+}
+
+std::function<std::string()> RollCall::departure() const {
+  return [store = store_, own = rank_] {
+    store->set(present_key(own), bytes_of("1"));
+    return std::string();
+  };
 }
 
 std::string RollCall::missing(const std::vector<int>& ranks) noexcept {

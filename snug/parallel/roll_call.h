@@ -4,6 +4,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <chrono>
+#include <functional>
 #include <mutex>
 #include <string>
 #include <string_view>
@@ -23,13 +24,17 @@ class RollCall {
   /// What this process does from here on, as "step 12", for the messages of others. A message to the store, if it can
   /// be reached.
   void doing(std::string_view what) const noexcept;
-  /// This process does no more, and is not waited for. If the store answers.
+  /// This process does no more, and is not waited for. If the store answers, within the patience.
   void leave() const noexcept;
+  /// The same without waiting for the store.
+  void begin_to_leave() const noexcept;
   /// "the process of rank 3 (step 12) has", of these ranks; empty where all have noticed, or the store does not answer
   /// either. Takes seconds, and never much longer. From any thread.
   [[nodiscard]] std::string missing(const std::vector<int>& ranks) noexcept;
 
  private:
+  [[nodiscard]] std::function<std::string()> departure() const;
+
   c10::intrusive_ptr<c10d::Store> store_;
   int rank_;
   std::chrono::milliseconds patience_;

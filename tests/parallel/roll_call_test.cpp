@@ -53,12 +53,15 @@ class CountingStore final : public c10d::HashStore {
   std::atomic<int> requests = 0;
 };
 
-/// The same store for a process that takes its time to read.
-class SlowReads final : public c10d::HashStore {
+/// The same store for a process whose requests take their time.
+class SlowStore final : public c10d::HashStore {
  public:
   using c10d::HashStore::set;
-  explicit SlowReads(c10::intrusive_ptr<c10d::HashStore> store) : store_(std::move(store)) {}
-  void set(const std::string& key, const std::vector<std::uint8_t>& value) override { store_->set(key, value); }
+  explicit SlowStore(c10::intrusive_ptr<c10d::HashStore> store) : store_(std::move(store)) {}
+  void set(const std::string& key, const std::vector<std::uint8_t>& value) override {
+    std::this_thread::sleep_for(300ms);
+    store_->set(key, value);
+  }
   std::vector<std::uint8_t> compareSet(const std::string& key, const std::vector<std::uint8_t>& expected,
                                        const std::vector<std::uint8_t>& desired) override {
     return store_->compareSet(key, expected, desired);
@@ -114,6 +117,16 @@ TEST(RollCall, DoesNotWaitForThoseThatHaveLeft) {
   EXPECT_LT(std::chrono::steady_clock::now() - began, 10s);
 }
 
+/// As the end of a group must not wait.
+TEST(RollCall, LeavesWithoutWaitingForTheStore) {
+  const auto store = c10::make_intrusive<CountingStore>();
+  const auto slow = c10::make_intrusive<SlowStore>(store);
+  const auto began = std::chrono::steady_clock::now();
+  RollCall(slow, 1, 1s).begin_to_leave();
+  EXPECT_LT(std::chrono::steady_clock::now() - began, 250ms);
+  EXPECT_THAT(found_by_others(store, 3, {1}, 20s), Each("the process of rank 1 has"));
+}
+
 TEST(RollCall, OneThatNoticesLateFindsOthersAndNotItself) {
   const auto store = c10::make_intrusive<CountingStore>();
   EXPECT_THAT(found_by_others(store, 4, {1, 2}, 100ms), Each("the processes of ranks 1, 2 have"));
@@ -123,7 +136,7 @@ TEST(RollCall, OneThatNoticesLateFindsOthersAndNotItself) {
 /// The store may end with the process of rank 0.
 TEST(RollCall, TheFirstRankStaysUntilAllHaveRead) {
   const auto store = c10::make_intrusive<CountingStore>();
-  const auto slow = c10::make_intrusive<SlowReads>(store);
+  const auto slow = c10::make_intrusive<SlowStore>(store);
   auto other = std::async(std::launch::async, [&] { return RollCall(slow, 2, 2s).missing({0, 1, 2}); });
   RollCall(store, 1, 2s).leave();
   EXPECT_EQ(RollCall(store, 0, 2s).missing({0, 1, 2}), "the process of rank 1 has");
