@@ -13,15 +13,17 @@ namespace fs = std::filesystem;
 
 /// How a version names what it has of a group.
 struct Names {
-  const char *limit, *used, *files, *swap;
+  const char *limit, *throttled, *used, *files, *swap;
   bool swap_has_memory;  // the limit is of both together
 };
 constexpr Names kSecond{.limit = "memory.max",
+                        .throttled = "memory.high",
                         .used = "memory.current",
                         .files = "inactive_file",
                         .swap = "memory.swap.max",
                         .swap_has_memory = false};
 constexpr Names kFirst{.limit = "memory.limit_in_bytes",
+                       .throttled = nullptr,
                        .used = "memory.usage_in_bytes",
                        .files = "total_inactive_file",
                        .swap = "memory.memsw.limit_in_bytes",
@@ -51,7 +53,11 @@ Bytes field_of(const fs::path& file, std::string_view name) {
 std::optional<GroupMemory> of_group(const fs::path& group, const Names& names) {
   // Without a limit the first version has a number near that of all addresses.
   constexpr Bytes kNone = Bytes{1} << 60;
-  const auto limit = number_in(group / names.limit), used = number_in(group / names.used);
+  auto limit = number_in(group / names.limit);
+  const auto used = number_in(group / names.used);
+  // Beyond it processes are slowed down until they hardly run.
+  const auto throttled = names.throttled != nullptr ? number_in(group / names.throttled) : std::nullopt;
+  if (throttled) limit = std::min(*throttled, limit.value_or(kNone));
   if (!limit || !used || *limit >= kNone) return std::nullopt;
   const Bytes held = *used - std::min(*used, field_of(group / "memory.stat", names.files));
   std::optional<Bytes> swap = number_in(group / names.swap);

@@ -11,7 +11,7 @@ namespace snug::memory {
 /// of that; pages of files that can go count as left (docs.kernel.org, "Control Group v2" and "Memory Resource
 /// Controller").
 struct GroupMemory {
-  Bytes limit = 0;
+  Bytes limit = 0;  ///< or from where on the group is slowed down (memory.high), where that is less
   Bytes available = 0;
   std::optional<Bytes> swap{};  ///< the most that may be in swap as well; nullopt: as much as there is
 };

@@ -43,6 +43,20 @@ TEST(ControlGroup, IsTheTightestOfTheSecondVersionUpToTheFirst) {
   EXPECT_EQ(group_memory(folder, own)->available, 0);
 }
 
+TEST(ControlGroup, EndsWhereTheGroupIsSlowedDown) {
+  const fs::path folder = testing::scratch("control_group/high"), own = folder / "own";
+  write(own, "0::/job");
+  write(folder / "job/memory.max", "max");
+  write(folder / "job/memory.high", "max");
+  write(folder / "job/memory.current", "1000");
+  EXPECT_FALSE(group_memory(folder, own));
+  write(folder / "job/memory.high", "3000");
+  EXPECT_EQ(group_memory(folder, own)->limit, 3000);
+  EXPECT_EQ(group_memory(folder, own)->available, 2000);
+  write(folder / "job/memory.max", "2500");
+  EXPECT_EQ(group_memory(folder, own)->limit, 2500);
+}
+
 TEST(ControlGroup, IsTheContainersOwnWhereThePathIsTheHosts) {
   const fs::path folder = testing::scratch("control_group/container"), own = folder / "own";
   write(own, "0::/../../elsewhere");
