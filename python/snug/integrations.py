@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import transformers
 
-from ._options import FitOptions
+from ._options import FitOptions, requested
 from .plans import Plan
 from .session import Session, fitted_session
 from .sizes import Size
@@ -30,6 +30,9 @@ class SnugCallback(transformers.TrainerCallback):
         host_budget: As in fit.
         disk_budget: As in fit.
         allow: As in fit.
+
+    Raises:
+        UsageError: For a budget or an option that fit refuses without looking at a step.
 
     Attributes:
         session: The running Session, or None.
@@ -58,6 +61,8 @@ class SnugCallback(transformers.TrainerCallback):
             strategy=strategy, device=device, other_budgets=other_budgets, host_budget=host_budget, disk_budget=disk_budget,
             allow=allow,
         )
+        requested(budget)  # what is none is refused here, and not when training has begun
+        self._options.refuse_contradictions()
         self._optimizer: Any = None
         self._micro_batches = 1
         self.session: Session | None = None

@@ -15,7 +15,7 @@ try:
 except ImportError:
     import pytorch_lightning as pl  # the older name of the same
 
-from ._options import FitOptions
+from ._options import FitOptions, requested
 from .errors import UsageError
 from .plans import Plan
 from .session import Session, fitted_session
@@ -47,6 +47,9 @@ class SnugCallback(pl.Callback):
         disk_budget: As in fit.
         allow: As in fit.
 
+    Raises:
+        UsageError: For a budget or an option that fit refuses without looking at a step.
+
     Attributes:
         session: The running Session, or None.
         plan: The Plan of the first step.
@@ -74,6 +77,8 @@ class SnugCallback(pl.Callback):
             strategy=strategy, device=device, other_budgets=other_budgets, host_budget=host_budget, disk_budget=disk_budget,
             allow=allow,
         )
+        requested(budget)  # what is none is refused here, and not when training has begun
+        self._options.refuse_contradictions()
         self._leave: Callable[[], None] | None = None
         self.session: Session | None = None
         self.plan: Plan | None = None

@@ -1,6 +1,7 @@
 """What training loops are made of, under a session: accumulation, clipping, scaling, DDP, PEFT, Trainer, Accelerate."""
 
 import gc
+import importlib
 import os
 import sys
 import weakref
@@ -260,6 +261,18 @@ def test_transformers_trainer(tmp_path):
     assert callback.steps == 8 and callback.replayed_ops > 0
     same(plain, planned)
     assert "transformers" in sys.modules
+
+
+@pytest.mark.parametrize("module", ["integrations", "lightning"])
+def test_callbacks_refuse_what_is_no_budget_or_option_when_they_are_made(module):
+    pytest.importorskip("transformers" if module == "integrations" else "lightning")
+    callback = importlib.import_module(f"snug.{module}").SnugCallback
+    for budget in ("lots", "", "0"):
+        with pytest.raises(snug.UsageError, match="budget"):
+            callback(budget)
+    with pytest.raises(snug.UsageError, match="strategy"):
+        callback("1GiB", strategy=3)
+    callback("1GiB")
 
 
 def test_a_failed_trainer_leaves_no_session(tmp_path):
