@@ -15,6 +15,7 @@
 #include "snug/cli/command.h"
 #include "snug/cli/output.h"
 #include "snug/data/bos_eos.h"
+#include "snug/data/streamed_text.h"
 #include "snug/data/tokenizer_format.h"
 #include "snug/memory/device_memory.h"
 #include "snug/models/generation.h"
@@ -60,19 +61,6 @@ CLI::Validator number(const std::string& rule, Rule holds) {
 
 std::string standard_input() { return {std::istreambuf_iterator<char>(std::cin), std::istreambuf_iterator<char>()}; }
 
-/// How much of a text ends with a whole character, and not with what stands for one that is not whole yet.
-std::size_t whole_characters(std::string_view text) {
-  constexpr std::string_view kReplacement = "\xEF\xBF\xBD";
-  std::size_t end = text.size();
-  while (text.substr(0, end).ends_with(kReplacement)) end -= kReplacement.size();
-  std::size_t begin = end;
-  while (begin > 0 && end - begin < 3 && (static_cast<unsigned char>(text[begin - 1]) & 0xC0) == 0x80) --begin;
-  if (begin == 0) return end;
-  const auto lead = static_cast<unsigned char>(text[begin - 1]);
-  const std::size_t wanted = lead >= 0xF0 ? 3 : lead >= 0xE0 ? 2 : lead >= 0xC0 ? 1 : 0;
-  return end - begin < wanted ? begin - 1 : end;
-}
-
 int generate(const Options& o) {
   if (o.config.model.path.empty()) throw UsageError("generate: --model is empty; name a GGUF file or a folder");
   const c10::Device device = train::device_of(o.config);
@@ -99,27 +87,20 @@ int generate(const Options& o) {
     flush_output();  // nobody waits for the rest of a text that cannot be shown
   };
   const double started = monotonic_seconds();
-  // All of it is decoded each time: what a token means may depend on those before, and a character on those behind.
-  std::vector<data::TokenId> so_far;
-  std::size_t shown = 0;
   const std::vector<data::TokenId> given = data::encode_prompt(*tokenizer, prompt);
-  const auto made = model->generate(given, options, [&](data::TokenId token) {
-    so_far.push_back(token);
-    const std::string text = data::decode_after(*tokenizer, given, so_far);
-    const std::size_t whole = whole_characters(text);
-    if (whole <= shown) return;
-    show(text.substr(shown, whole - shown));
-    shown = whole;
-  });
-  const std::string text = data::decode_after(*tokenizer, given, made);
-  if (text.size() > shown) show(text.substr(shown));
+  data::StreamedText so_far(*tokenizer, given);
+  const auto show_more = [&](const std::string& more) {
+    if (!more.empty()) show(more);
+  };
+  const auto made = model->generate(given, options, [&](data::TokenId token) { show_more(so_far.add(token)); });
+  show_more(so_far.rest());
   const double seconds = monotonic_seconds() - started;
   if (!o.json) {
     show("\n");
     return 0;
   }
   const nlohmann::ordered_json json = {{"prompt", prompt},
-                                       {"text", text},
+                                       {"text", data::decode_after(*tokenizer, given, made)},
                                        {"tokens", made},
                                        {"seconds", seconds},
                                        {"measured_peak_bytes", memory::device_memory(device).stats().allocated_peak}};
